@@ -6,6 +6,8 @@ import functools
 
 import pytest
 import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 
 import gridwise
 from gridwise.testing import workers
@@ -34,6 +36,10 @@ def test_blocks_are_refused_and_replicas_are_not() -> None:
         with pytest.raises(gridwise.errors.UnsupportedError, match=f"{kind.__name__} computes with whole tensors"):
             stepped(kind(split.parameters()), split, torch.ones(2, 2))
         stepped(kind(whole.parameters()), whole, torch.ones(1, 4))
+    for name in ("Prodigy", "DAdaptAdam", "CAME", "Adam_mini", "AdaFactor"):  # of other packages
+        kind = type(name, (torch.optim.SGD,), {})
+        with pytest.raises(gridwise.errors.UnsupportedError, match=f"{name} computes with whole tensors"):
+            stepped(kind(split.parameters(), lr=0.1), split, torch.ones(2, 2))
     for kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop):
         stepped(kind(split.parameters(), lr=0.1), split, torch.ones(2, 2))
     gridwise.check_replicas(whole)
@@ -53,3 +59,14 @@ def test_data_parallel_wrappers_refuse_blocks() -> None:
     whole = gridwise.nn.DistributedLinear(world.create_cartesian_topology_partition([2, 1]), 4, 1, bias=False)
     DDP(whole)(torch.ones(1, 4)).sum().backward()
     torch.testing.assert_close(whole.weight.grad, torch.full((1, 4), 2.0))
+
+
+@workers(2, transports=("gloo",))
+def test_parameters_that_are_sharded_in_place_refuse_blocks() -> None:
+    world = gridwise.world()
+    mesh = DeviceMesh.from_group(world.transport.group_of(world.team), "cpu")
+    split = gridwise.nn.DistributedLinear(world.create_cartesian_topology_partition([1, 2]), 4, 4)
+    with pytest.raises(gridwise.errors.UnsupportedError, match=r"(?s)fully_shard.*`weight`.*batch axis"):
+        fully_shard(torch.nn.Sequential(split), mesh=mesh)
+    whole = gridwise.nn.DistributedLinear(world.create_cartesian_topology_partition([2, 1]), 4, 1, bias=False)
+    fully_shard(whole, mesh=mesh)

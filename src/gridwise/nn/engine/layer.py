@@ -28,6 +28,7 @@ from ..parameters.blocks import BlockParameter, BlockTensor, Make, Shared, Sprea
 from ..parameters.gradient_buckets import shared_together
 from ..parameters.gradient_wire import current_wire
 from ..parameters.replicas import Replica
+from ..parameters.whole_tensor import refuse_dtensor
 from .agreement import key_of, tell
 from .mode import Held, held_by
 from .module import Module
@@ -110,6 +111,8 @@ class Layer(Module):
 
     def register_parameter(self, name: str, param: torch.nn.Parameter | None) -> None:
         """As in torch, which also calls it on assignment: a new value must have the shape of the block."""
+        if name in self._spreads:
+            refuse_dtensor(name, param, self._spreads[name].layout)
         if param is not None and (problem := self._problem_with_shape(name, param)):
             raise PartitionError(f"{self._says}: {problem}")
         super().register_parameter(name, param)

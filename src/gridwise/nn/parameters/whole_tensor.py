@@ -2,9 +2,10 @@
 
 Elementwise optimisers (SGD, Adam and most others) update each worker's block as the sequential one would. LBFGS takes
 inner products over all parameters, Adafactor row means, Muon an orthogonal factor: of a block these would be silently
-wrong. A hook that torch runs before every step of every optimiser refuses that, so nobody has to remember to check.
-Torch's wrappers for data parallelism assume that all workers hold copies of the first one's parameters: a hook that
-torch runs when a module becomes part of another refuses those.
+wrong. A hook that torch runs before every step of every optimiser refuses those that are known by name, so nobody has to
+remember to check. Torch's wrappers for data parallelism assume that all workers hold copies of the first one's
+parameters: a hook that torch runs when a module becomes part of another refuses those. `fully_shard` and the newer
+`replicate` wrap nothing, but replace parameters by DTensors: a layer refuses one in place of a block.
 """
 
 from __future__ import annotations
@@ -14,28 +15,28 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ...errors import UnsupportedError
+from ...grid import Layout
 from .blocks import BlockParameter
 
-OF_ALL_PARAMETERS = {"LBFGS"}
+OF_ALL_PARAMETERS = {
+    "lbfgs", "adai", "avagrad", "dog", "mechanic", "prodigy", "sam", "asam", "bsam", "gsam", "wsam", "friendlysam", "looksam",
+    "dadaptadagrad", "dadaptadam", "dadaptadampreprint", "dadaptadan", "dadaptadanip", "dadaptlion", "dadaptsgd",
+}  # fmt: skip
+"""Optimisers that compute with all parameters together: names of their classes, in lower case without underscores."""
 OF_ONE_PARAMETER = {
-    "Adafactor",
-    "Muon",
-    "LAMB",
-    "Lamb",
-    "LARS",
-    "Lars",
-    "NovoGrad",
-    "Shampoo",
-    "DistributedShampoo",
-    "SOAP",
-}
+    "adafactor", "adafactorbigvision", "came", "stableadamw", "sm3", "adammini", "adamp", "sgdp", "ranger", "ranger21",
+    "muon", "adamuon", "distributedmuon", "singledevicemuon", "muonwithauxadam", "dion", "soap", "kron", "shampoo",
+    "distributedshampoo", "scalableshampoo", "galore", "galoreadamw", "apollo", "fira", "lamb", "lamb8bit", "lamb32bit",
+    "lars", "lars8bit", "lars32bit", "lomo", "adalomo", "novograd", "nvnovograd", "fromage", "nero", "ldog",
+}  # fmt: skip
+"""Likewise those that compute with a whole parameter: its norm, means of its rows, a factor of it."""
 
 WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel", "DataParallel"}
 
 
 def refuse_blocks(optimizer: torch.optim.Optimizer, args: object = (), kwargs: object = None) -> None:
     """Raise `UnsupportedError` if `optimizer` needs whole tensors and has a parameter in blocks."""
-    names = {kind.__name__ for kind in type(optimizer).__mro__}
+    names = {kind.__name__.lower().replace("_", "") for kind in type(optimizer).__mro__}
     if names.isdisjoint(OF_ALL_PARAMETERS | OF_ONE_PARAMETER):
         return
     for group in optimizer.param_groups:
@@ -57,12 +58,25 @@ def refuse_wrapper(outer: torch.nn.Module, name: str, inner: torch.nn.Module | N
     for own, parameter in inner.named_parameters():
         layout = parameter.placement if isinstance(parameter, BlockParameter) else None
         if layout is not None and layout.grid.size > 1:
-            raise UnsupportedError(
-                f"{type(outer).__name__} copies the parameters of its first worker to the others and averages gradients, but "
-                f"`{own}`, of global shape {layout.global_shape}, lies in blocks on workers {layout.grid.ranks}.\n"
-                "  fix: leave it out: the layers sum gradients themselves, and a batch axis of the grid longer than 1 is "
-                "data parallelism."
+            raise _not_replicated(
+                f"{type(outer).__name__} copies the parameters of its first worker to the others", own, layout
             )
+
+
+def refuse_dtensor(name: str, value: object, layout: Layout) -> None:
+    """Raise `UnsupportedError` if `value`, assigned to a parameter that lies in blocks, is a DTensor."""
+    if type(value).__name__ == "DTensor" and layout.grid.size > 1:
+        raise _not_replicated(
+            "a DTensor (of fully_shard or replicate) is a part of one tensor on all workers", name, layout
+        )
+
+
+def _not_replicated(what: str, name: str, layout: Layout) -> UnsupportedError:
+    return UnsupportedError(
+        f"{what} and its gradients are averaged, but `{name}`, of global shape {layout.global_shape}, lies in blocks on "
+        f"workers {layout.grid.ranks}.\n  fix: leave it out: the layers sum gradients themselves, and a batch axis of the "
+        "grid longer than 1 is data parallelism."
+    )
 
 
 register_optimizer_step_pre_hook(refuse_blocks)

@@ -51,6 +51,7 @@ def clip_grad_norm_(
     >>> gridwise.nn.utils.clip_grad_norm_([w], max_norm=1.0)
     tensor(2.)
     """
+    norm_type = float(norm_type)  # torch takes "inf" too
     held = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     partition = P or world()
     transport, team = partition.transport, partition.team
@@ -104,7 +105,7 @@ def _total_norm(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> Tensor:
-    given = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+    norm_type, given = float(norm_type), [tensors] if isinstance(tensors, Tensor) else list(tensors)
     known = _gradients_of_blocks() if holders_of_blocks else {}
     found = [known.get(id(g)) or known.get(_address(g)) for g in given] if known else []
     blocks = [(g, *block) for g, block in zip(given, found, strict=bool(known)) if block is not None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from equality import Case, check, check_all
@@ -115,7 +116,8 @@ def test_an_output_size_is_agreed_on():
         layer(x, output_size=(11, 11))
     with pytest.raises(PartitionError, match="whole numbers"):
         layer(x, output_size=(11.5,) if rank else (11,))
-    assert gridwise.gather(layer(x, output_size=(12,)), P_x).numel() == (0 if rank else 12)
+    for size in ((12,), np.array([12]), [np.int64(12)]):
+        assert gridwise.gather(layer(x, output_size=size), P_x).numel() == (0 if rank else 12)
     plans = []
     layer._plan = lambda *args: (plans.append(args), type(layer)._plan(layer, *args))
     for size in ((12,), (12,), (11,), (11,), None):

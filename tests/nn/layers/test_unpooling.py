@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -97,8 +98,11 @@ def test_agreement_and_second_order() -> None:
     unpool(values, indices)
     with pytest.raises(PartitionError, match="outside of the window"):
         unpool(values, indices - (0 if rank else 3))
-    with pytest.raises(PartitionError, match="differ in dims or `output_size`"):
+    with pytest.raises(PartitionError, match="different `output_size`"):
         unpool(values, indices, (8 + rank,))
+    with pytest.raises(PartitionError, match="worker 1: needs whole numbers as `output_size`, got 4"):
+        unpool(values, indices, 4 if rank else (4,))
+    torch.testing.assert_close(unpool(values, indices, np.array([8])), unpool.forward(values, indices))
     with pytest.raises(PartitionError, match="invalid output_size"):
         unpool(values, indices, (80,))
     with pytest.raises(PartitionError, match="int64"):

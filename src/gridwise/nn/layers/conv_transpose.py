@@ -27,10 +27,10 @@ from ...errors import PartitionError
 from ...grid import Cuts, Interval, Layout, Shape, group_runs, groups_of, transposed_need
 from ...partition import Partition
 from ..docstrings import LayerFamily
-from ..engine.agreement import Ballot, key_of, tell
 from ..engine.arguments import problem_with_sizes
 from ..parameters.blocks import Spread
 from ..windows.conv_node import ConvNode, in_one_call
+from ..windows.output_size import OutputSize, agree_output_size, as_size, problem_with_output_size
 from ..windows.windowed_layer import FunctionsByDims, LayersByDims, Rows, Share, Size, empty_output
 from .conv_base import ConvLayer
 
@@ -122,7 +122,7 @@ class ConvTranspose(LayerFamily, ConvLayer):
         self._build_like_torchs(arguments, device, dtype, problem)
         self._channels: Interval = (0, 0)
         self._cuts: tuple[OutputCrop, ...] = ()
-        self._asked: Asked = None
+        self._asked: OutputSize = None
 
     def __call__(self, x: Tensor, output_size: Sequence[int] | None = None) -> Any:
         """The layer's output; `output_size` is the size of the *global* output, as in torch.
@@ -145,22 +145,16 @@ class ConvTranspose(LayerFamily, ConvLayer):
     # Planning
 
     def _problem_with(self, input: tuple) -> str | None:
-        if len(input) == 2 and not _is_size(input[1]):
-            return f"needs whole numbers as `output_size`, got {input[1]!r}"
+        if len(input) == 2 and (problem := problem_with_output_size(input[1])):
+            return problem
         return super()._problem_with(input[:1] if len(input) == 2 else input)
 
     def _structure_of(self, input: tuple) -> Hashable:
-        return super()._structure_of(input), _asked(input)
+        return super()._structure_of(input), as_size(*input[1:])
 
     def _distdl_module_setup(self, input: tuple) -> None:
-        self._asked = asked = _asked(input)
-        ballot = Ballot()
-        vote = ballot.equal(key_of(repr(asked)))
-        ballot.count(self.P_x.transport, self._team, self._says)
-        if ballot.read(vote) is None:
-            reports = tell(self.P_x.transport, self._team, f"output_size={asked}")
-            fix = "ask for the size of the global output, on all workers alike."
-            raise PartitionError(f"{self._says}: the workers ask for different `output_size`.", reports, fix)
+        self._asked = as_size(*input[1:])
+        agree_output_size(self.P_x.transport, self._team, self._says, self._asked)
         super()._distdl_module_setup(input[:1])
 
     def _shape_by_torch(self, shape: Shape, dtype: torch.dtype) -> Shape:
@@ -271,18 +265,6 @@ class ConvTranspose(LayerFamily, ConvLayer):
                 kernel = kernel[:, a - first * per_group : b - first * per_group] if last - first == 1 else kernel
             parts.append(convolve(window, kernel, some, self._stride, padding, extra, last - first, self._dilation))
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-
-
-Asked = tuple[int, ...] | None
-"""The `output_size` passed to a call."""
-
-
-def _asked(input: tuple) -> Asked:
-    return tuple(int(n) for n in input[1]) if len(input) == 2 and input[1] is not None else None
-
-
-def _is_size(value: object) -> bool:
-    return value is None or (isinstance(value, Sequence) and all(isinstance(n, int) for n in value))
 
 
 class DistributedConvTranspose2d(ConvTranspose):

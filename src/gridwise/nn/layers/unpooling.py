@@ -21,9 +21,10 @@ from ...errors import PartitionError
 from ...grid import Layout, Needs, Shape, route, transposed_need
 from ...partition import Partition
 from ..docstrings import LayerFamily
-from ..engine.agreement import Ballot, key_of, tell
+from ..engine.agreement import Ballot, tell
 from ..engine.arguments import problem_with_sizes
 from ..engine.carrier import Move
+from ..windows.output_size import agree_output_size, as_size, problem_with_output_size
 from ..windows.windowed_layer import LayersByDims, Share, Size, WindowedLayer
 
 SEQUENTIAL: LayersByDims = {1: torch.nn.MaxUnpool1d, 2: torch.nn.MaxUnpool2d, 3: torch.nn.MaxUnpool3d}
@@ -69,40 +70,35 @@ class MaxUnpool(LayerFamily, WindowedLayer):
 
     def __call__(self, x: Tensor, indices: Tensor, output_size: Sequence[int] | None = None) -> Any:
         """The unpooled tensor; `output_size` is the size of the *global* output, as in torch."""
-        return super().__call__(x, indices, None if output_size is None else tuple(output_size))
+        return super().__call__(x, indices, output_size)
 
     # Planning
 
     def _problem_with(self, input: tuple) -> str | None:
-        x, indices, size = input
+        x, indices, *size = input
         if not isinstance(indices, Tensor) or indices.dtype != torch.int64:
             return "needs indices of dtype int64, as pooling returns them"
         if problem := super()._problem_with((x,)):
             return problem
         if x.shape != indices.shape:
             return f"needs values and indices of one shape, got {tuple(x.shape)} and {tuple(indices.shape)}"
-        if size is not None and not all(isinstance(n, int) for n in size):
-            return f"needs whole numbers as `output_size`, got {size!r}"
+        if problem := problem_with_output_size(*size):
+            return problem
         known = self._distdl_is_setup and not self._distdl_input_changed(input)
         return self._misplaced(indices) if known else None
 
     def _distdl_input_changed(self, input: tuple) -> bool:
-        return super()._distdl_input_changed(input) or self._asked != input[2]
+        return super()._distdl_input_changed(input) or self._asked != as_size(*input[2:])
 
     def _distdl_module_setup(self, input: tuple) -> None:
-        transport, team, (x, indices, size) = self.P_x.transport, self._team, input
+        transport, team, (x, indices, *size) = self.P_x.transport, self._team, input
         stride = self.kernel_size if self.stride is None else self.stride
         sizes = {"kernel_size": self.kernel_size, "stride": stride, "padding": self.padding}
         if problem := problem_with_sizes(self.dims, **sizes):
             raise PartitionError(f"{self._says}: {problem}.")
         self._kernel, self._stride, self._padding = map(self._each, sizes.values())
-        ballot = Ballot()
-        votes = ballot.equal(int(x.dim() == self.dims + 1)), ballot.equal(key_of(repr(size)))
-        ballot.count(transport, team, self._says)
-        if None in (ballot.read(vote) for vote in votes):
-            reports = tell(transport, team, f"shape {tuple(x.shape)}, output_size={size}")
-            raise PartitionError(f"{self._says}: workers differ in dims or `output_size`.", reports, "")
-        self._asked = size
+        self._asked = as_size(*size)
+        agree_output_size(transport, team, self._says, self._asked)
         super()._distdl_module_setup((x,))
         problem = self._misplaced(indices)
         ballot = Ballot()

@@ -283,7 +283,7 @@ class DistributedBCEWithLogitsLoss(DistributedLoss):
 
     def _part(self, weight: Tensor) -> Tensor:
         """This worker's part of a tensor that broadcasts to the global input."""
-        block = self._layout.block(self.P_x.ranks[self.P_x.rank])
+        block = self._layout.block(self.P_x.transport.rank)
         dims = range(len(block.start) - weight.dim(), len(block.start))
         return weight[tuple(block.slices[d] if weight.shape[i] > 1 else slice(None) for i, d in enumerate(dims))]
 
@@ -311,7 +311,11 @@ class DistributedBCELoss(DistributedBCEWithLogitsLoss):
     def _problem_with_target(self, x: Tensor, target: Tensor) -> str | None:
         problem = super()._problem_with_target(x, target)
         for what, values in (("inputs", x), ("targets", target)):
-            if problem is None and values.numel() and not values.is_meta:
+            if problem is not None or not values.numel() or values.is_meta:
+                continue
+            if values.is_cuda and self._distdl_is_setup:  # checked on the device, so that the host need not wait
+                torch._assert_async(((values >= 0) & (values <= 1)).all())
+            else:
                 low, high = (float(end) for end in torch.aminmax(values.detach()))
                 if not (low >= 0 and high <= 1):  # NaN too
                     problem = f"needs {what} between 0 and 1, got values from {low:g} to {high:g}"

@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 import gridwise
-from gridwise.nn.docstrings import adapted, documented_like
+from gridwise.nn.docstrings import LayerFamily, adapted, documented_like
 
 FAMILIES = ("Conv", "ConvTranspose", "MaxPool", "AvgPool", "AdaptiveMaxPool", "ZeroPad", "MaxUnpool", "InstanceNorm")
 LAYERS = "gridwise.nn.layers"
@@ -72,3 +72,10 @@ def test_extents_follow_the_dims() -> None:
         == "`torch.nn.Pool3d`: torch.ones(2, 3, 8, 8, 8) is torch.Size([2, 3, 4, 4, 4])"
     )
     assert adapted(text, "Pool2d", "Other1d") == "`torch.nn.Other1d`: torch.ones(2, 3, 8) is torch.Size([2, 3, 4])"
+
+
+def test_the_base_of_all_families_describes_no_layer() -> None:
+    class DistributedReLU(LayerFamily):
+        pass
+
+    assert DistributedReLU.__doc__ is None

@@ -43,7 +43,8 @@ class LayerFamily:
         super().__init_subclass__(**kwargs)
         own, pattern = cls.__name__.removeprefix("Distributed"), re.compile(r"`torch\.nn\.(\w+)`")
         named = ((base, pattern.search(base.__dict__.get("__doc__") or "")) for base in cls.__mro__[1:])
-        family = [(base, found[1]) for base, found in named if issubclass(base, LayerFamily) and found]
+        of_family = (each for each in named if issubclass(each[0], LayerFamily) and each[0] is not LayerFamily)
+        family = [(base, found[1]) for base, found in of_family if found]
         if not family or not hasattr(torch.nn, own):
             return
         base, source = family[0]

@@ -229,8 +229,3 @@ def spelt_exit(code: int) -> str:
         with contextlib.suppress(ValueError):
             return f"signal {-code} ({signal.Signals(-code).name})"
     return f"exit status {code}"
-
-
-def shared_memory_files() -> list[str]:
-    """MPICH's shared-memory files of this process, which are left behind if it is killed."""
-    return sorted(guardian.shared_memory_of(os.getpid()))

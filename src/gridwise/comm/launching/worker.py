@@ -24,6 +24,7 @@ from ...errors import GridwiseError, PartitionError
 from ...log import logger
 from ..settings import timeout
 from ..supervision.authenticated_listener import connect_authenticated
+from ..supervision.guardian import shared_memory_of
 from ..supervision.network_addresses import LOOPBACK
 from ..supervision.waiting import Waiting
 from ..supervision.watch import tick
@@ -31,7 +32,7 @@ from ..transports.base import Transport
 from . import find
 from .given import given
 from .pool_messages import GONE, Command, Failure, Hello, Overdue, Result, Task, Whereabouts
-from .start import FOLDER, shared_memory_files
+from .start import FOLDER
 
 CONNECT_SECONDS = 30.0
 OWN_THREADS = "gridwise "
@@ -59,7 +60,7 @@ class PoolWorker:
         if self._uses_mpi:
             from mpi4py import MPI
 
-            self._litter = shared_memory_files()
+            self._litter = sorted(shared_memory_of(os.getpid()))
             find.pool_rank = MPI.COMM_WORLD.Get_rank()
         else:
             from torch.distributed import FileStore, init_process_group  # type: ignore[attr-defined]

@@ -15,11 +15,16 @@ from torch import Tensor
 Views = Sequence[Tensor]
 
 
+def volume(views: Views) -> int:
+    """The number of elements of the views together."""
+    return sum([view.numel() for view in views])
+
+
 def packed(views: Views) -> Tensor:
     """The views one after another in contiguous memory; a single contiguous view is returned as it is."""
     if len(views) == 1:
         return views[0].contiguous()
-    buffer = torch.empty(sum(view.numel() for view in views), dtype=views[0].dtype, device=views[0].device)
+    buffer = torch.empty(volume(views), dtype=views[0].dtype, device=views[0].device)
     for view, part in zip(views, parts(buffer, views), strict=True):
         part.copy_(view)
     return buffer
@@ -45,8 +50,7 @@ class Landing:
     def of(cls, views: Views, dtype: torch.dtype, add: bool) -> Landing:
         if not add and len(views) == 1 and views[0].is_contiguous():
             return cls(views[0], (), add)
-        volume = sum(view.numel() for view in views)
-        return cls(torch.empty(volume, dtype=dtype, device=views[0].device), views, add)
+        return cls(torch.empty(volume(views), dtype=dtype, device=views[0].device), views, add)
 
     def put(self) -> None:
         """Copy or add the arrived data to the views."""

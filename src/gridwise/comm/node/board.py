@@ -10,14 +10,11 @@ all workers of the machine: their calls are then in the same order on each.
 
 from __future__ import annotations
 
-from typing import NoReturn
-
 import numpy as np
 from torch import Tensor
 
-from ...errors import MismatchError
 from . import futex
-from .mailbox import KIND_BITS, KINDS, MASK, spelt
+from .mailbox import KIND_BITS, KINDS, MASK, mismatch, spelt
 from .mailboxes import Mailboxes
 from .segment import Segment
 
@@ -66,16 +63,10 @@ class Board:
         if futex.NEEDS_FENCE:
             futex.fence()
         for rank, at in self._others:
-            if words[at + 1 + turn] != label:
-                self._refuse(rank, words[at + 1 + turn], label)
+            if (theirs := words[at + 1 + turn]) != label:
+                raise mismatch(rank, f"takes part in {spelt(theirs)}", f"takes part in {spelt(label)}")
 
     def _missing(self) -> list[int]:
         """The workers that have not written their row yet."""
         words, count = self._words, self._count
         return [rank for rank, at in self._others if (words[at] - count) & MASK > MASK >> 1]
-
-    def _refuse(self, rank: int, came: int, expected: int) -> NoReturn:
-        raise MismatchError(
-            f"worker {rank} takes part in {spelt(came)}, where this worker takes part in {spelt(expected)}.",
-            fix="make every worker of an operator call it, in the same order, forward and backward; inactive ones too.",
-        )

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from ...log import logger
-from ..messages.packing import Views, put
+from ..messages.packing import Views, put, volume
 from . import futex
 from .segment import LINE, Segment
 from .slots import Slots
@@ -105,9 +105,9 @@ class Outbox:
 
     def pack(self, views: Views, dtype: torch.dtype, note: Tensor, turn: int) -> bool:
         """Fill a slot; return whether the note was written."""
-        volume = sum([view.numel() for view in views])
-        if volume * dtype.itemsize > self._size:
-            self._grow(volume * dtype.itemsize)
+        size = volume(views) * dtype.itemsize
+        if size > self._size:
+            self._grow(size)
         stream = torch.cuda.current_stream(self._device)
         self._read[turn].wait(stream)
         for view, part in zip(views, self._slots.parts(turn, dtype, views), strict=True):

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import NoReturn
 
 import torch
 
 from ...errors import MismatchError
-from ..messages.packing import Views, chunks, put
+from ..messages.packing import Views, chunks, put, volume
+from ..supervision.finished_workers import ALL_CALL
 from . import futex
 from .device_box import SLOT, DeviceBox, Devices
 from .segment import Segment
@@ -67,14 +67,14 @@ class Job:
                 return False
             self.is_direct, limit = is_direct, SLOT if is_direct else limit
         limit //= self.dtype.itemsize
-        volume = _volume(views)
-        fits = volume <= limit
-        self.pieces = deque([(views, volume)] if fits else [(part, _volume(part)) for part in chunks(views, limit)])
+        total = volume(views)
+        fits = total <= limit
+        self.pieces = deque([(views, total)] if fits else [(part, volume(part)) for part in chunks(views, limit)])
         return True
 
-    def label(self, volume: int) -> int:
-        """The label of a piece with `volume` elements."""
-        return self.kind << KIND_BITS | (DIRECT_BIT if self.is_direct else 0) | volume * self.dtype.itemsize
+    def label(self, count: int) -> int:
+        """The label of a piece with `count` elements."""
+        return self.kind << KIND_BITS | (DIRECT_BIT if self.is_direct else 0) | count * self.dtype.itemsize
 
 
 class Mailbox:
@@ -124,8 +124,8 @@ class Mailbox:
 
     def _pack(self, job: Job) -> None:
         assert job.pieces
-        (views, volume), turn = job.pieces.popleft(), self._sent & 1
-        label = job.label(volume)
+        (views, count), turn = job.pieces.popleft(), self._sent & 1
+        label = job.label(count)
         if job.is_direct:
             if self.device.pack(views, job.dtype, self._slots_out.bytes(turn), turn):
                 label |= NOTE_BIT
@@ -143,10 +143,10 @@ class Mailbox:
         assert job.pieces
         if futex.NEEDS_FENCE:
             futex.fence()
-        (views, volume), turn, before = job.pieces.popleft(), self._taken & 1, self._taken
+        (views, count), turn, before = job.pieces.popleft(), self._taken & 1, self._taken
         label = self._words[self._their_sent_at + 1 + turn]
-        if label & ~NOTE_BIT != job.label(volume):
-            self._refuse(label, job.label(volume))
+        if label & ~NOTE_BIT != job.label(count):
+            raise mismatch(self._rank, f"sent {spelt(label)}", f"waits for {spelt(job.label(count))}")
         if job.is_direct:
             note = self._slots_in.bytes(turn) if label & NOTE_BIT else None
             self.device.unpack(views, job.dtype, note, turn, job.add)
@@ -167,12 +167,6 @@ class Mailbox:
         if self.incoming or self._words[self._their_sent_at] == self._taken:
             return ""
         return spelt(self._words[self._their_sent_at + 1 + (self._taken & 1)])
-
-    def _refuse(self, came: int, expected: int) -> NoReturn:
-        raise MismatchError(
-            f"worker {self._rank} sent {spelt(came)}, where this worker waits for {spelt(expected)}.",
-            fix="make every worker of an operator call it, in the same order, forward and backward; inactive ones too.",
-        )
 
     def knock(self) -> None:
         """Make the peer check again for messages and free slots; wake it if it sleeps."""
@@ -196,5 +190,6 @@ def spelt(label: int) -> str:
     return f"{KINDS[kind] if kind < len(KINDS) else 'something unknown'} of {label & LENGTH} bytes"
 
 
-def _volume(views: Views) -> int:
-    return sum([view.numel() for view in views])
+def mismatch(rank: int, it_did: str, this_does: str) -> MismatchError:
+    """The error for a worker whose call is not the one that this worker waits for."""
+    return MismatchError(f"worker {rank} {it_did}, where this worker {this_does}.", fix=ALL_CALL)

@@ -16,11 +16,10 @@ from typing import Any
 import torch
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
 
-from ...errors import MismatchError
 from ..messages.packing import Views
 from . import futex
 from .device_box import Devices
-from .mailbox import ASLEEP, Delivery, Job, Mailbox
+from .mailbox import ASLEEP, Delivery, Job, Mailbox, mismatch
 from .segment import Segment
 
 Moves = Sequence[tuple[int, Views]]
@@ -181,11 +180,7 @@ class Mailboxes:
             if futex.NEEDS_FENCE:
                 futex.fence()
             if came and rank in missing():  # had it joined first, its row would be visible before that message
-                raise MismatchError(
-                    f"worker {rank} sent {came}, where this worker waits for it in an agreement or a sum of all.",
-                    fix="make every worker of an operator call it, in the same order, forward and backward; inactive "
-                    "ones too.",
-                )
+                raise mismatch(rank, f"sent {came}", "waits for it in an agreement or a sum of all")
 
     def _look_for_the_dead(self, missing: Callable[[], list[int]]) -> None:
         awaited = missing()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..messages.packing import Views, parts
+from ..messages.packing import Views, parts, volume
 
 MOST_PARTS = 256
 """The number of differently shaped messages whose views are cached."""
@@ -33,6 +33,5 @@ class Slots:
         if found is None:
             if len(self._parts) >= MOST_PARTS:
                 self._parts.clear()
-            volume = sum([view.numel() for view in views])
-            found = self._parts[key] = parts(self.bytes(turn).view(dtype)[:volume], views)
+            found = self._parts[key] = parts(self.bytes(turn).view(dtype)[: volume(views)], views)
         return found

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 SAME_CALLS = "let every worker call the same operators in the same order, as often as the others"
+ALL_CALL = "make every worker of an operator call it, in the same order, forward and backward; inactive ones too."
 
 
 def team_name(world: str, team: Sequence[int]) -> str:

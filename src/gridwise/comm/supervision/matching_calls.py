@@ -19,6 +19,7 @@ import xxhash
 
 from ...errors import DataError, MismatchError
 from ..transports.base import Team, Transport
+from .finished_workers import ALL_CALL
 
 SHOWN = 8
 """The number of lines or ranks that an error lists before it abbreviates."""
@@ -58,7 +59,7 @@ def raise_mismatch(transport: Transport, team: Team, what: str, key: int) -> NoR
     raise MismatchError(
         "the workers called different operators, or the same ones in another order.",
         _who_called(transport, team, what, key, keys),
-        "make every worker of an operator call it, in the same order, forward and backward; inactive ones too.",
+        ALL_CALL,
     )
 
 

@@ -39,10 +39,9 @@ import traceback
 from ...errors import CommTimeout, GridwiseError, WorkerDied
 from ...log import logger
 from ..launching import cores
-from ..launching.start import shared_memory_files
 from ..settings import is_on, timeout
 from ..transports.base import Transport
-from . import bare_process, hub, network_addresses, original_stderr
+from . import bare_process, guardian, hub, network_addresses, original_stderr
 from .authenticated_listener import connect_authenticated, new_secret
 from .finished_workers import SAME_CALLS, FinishedWorkers, Wait, deserted
 from .waiting import Waiting
@@ -155,7 +154,7 @@ class Watch:
         self._complained: Waiting | None = None
         self._left = False
         self.welcomed = threading.Event()
-        host, litter = socket.gethostname(), shared_memory_files()
+        host, litter = socket.gethostname(), sorted(guardian.shared_memory_of(self._process))
         self._say("hello", rank=transport.rank, process=self._process, host=host, litter=litter)
         threading.Thread(target=self._listen, name="gridwise watch", daemon=True).start()
         _open.add(self)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..messages import wire_dtypes
-from ..messages.packing import Views
+from ..messages.packing import Views, volume
 from ..messages.requests import NOTHING, Both, Request, Unstaging
 from ..messages.share_sum import Begun, LateSum, ShareSum
 from ..node import FEW, Node
@@ -53,7 +53,7 @@ class DataPath(ABC):
         far: list[tuple[int, Views]] = []
         is_cuda = parcels[0][1][0].is_cuda
         for peer, views in parcels:
-            size = sum([view.numel() for view in views]) * dtype.itemsize
+            size = volume(views) * dtype.itemsize
             (near if node.reaches(peer, size, is_cuda) else far).append((peer, views))
         return near, far
 

@@ -139,7 +139,7 @@ def test_each_worker_reads_only_the_chunks_that_hold_its_block(tmp_path: Path, m
 
     monkeypatch.setattr(DataFile, "bytes", counting_bytes)
     monkeypatch.setattr(DataFile, "read", counting_read)
-    monkeypatch.setattr(DataFile, "read_from_memory", lambda *_: False)  # or it would be read there
+    monkeypatch.setattr(DataFile, "read_cached", lambda *_: False)  # or it would be read there
 
     def loads(P: Partition) -> None:
         target = split(torch.zeros(4096, 1024), line(P, (4096, 1024)), P.transport.rank)
@@ -168,9 +168,9 @@ def test_the_same_whether_the_system_holds_the_file_in_memory(tmp_path: Path, mo
 
     def ways() -> Iterator[None]:
         for in_memory in (True, False):
-            monkeypatch.setattr(DataFile, "is_in_memory", lambda *_, known=in_memory: known)
+            monkeypatch.setattr(open_file, "is_cached", lambda *_, known=in_memory: known)
             yield
-        monkeypatch.setattr(DataFile, "is_in_memory", lambda *_: True)
+        monkeypatch.setattr(open_file, "is_cached", lambda *_: True)
         monkeypatch.setattr(open_file, "POPULATE_READ", -1)  # a system that does not know it
         yield
 

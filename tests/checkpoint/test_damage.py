@@ -16,7 +16,7 @@ from crew import crew, crew_errors
 from torch import Tensor
 
 from gridwise import checkpoint
-from gridwise.checkpoint.reading import reader
+from gridwise.checkpoint.reading import open_file, reader
 from gridwise.checkpoint.reading.open_file import DataFile
 from gridwise.errors import CheckpointDamaged, CheckpointError, CheckpointNotFound
 from gridwise.partition import Partition
@@ -249,7 +249,7 @@ def test_a_file_that_is_cut_short_while_it_is_checked(tmp_path: Path, monkeypatc
         real(self)
 
     monkeypatch.setattr(reader.Reader, "check", cut_meanwhile)
-    monkeypatch.setattr(DataFile, "is_in_memory", lambda *_: True)
+    monkeypatch.setattr(open_file, "is_cached", lambda *_: True)
     into = {"x": torch.zeros(3_000_000)}
     with pytest.raises(CheckpointDamaged, match="bytes are missing"):
         checkpoint.load(tmp_path / "c", into)

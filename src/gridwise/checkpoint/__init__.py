@@ -14,7 +14,7 @@ from .interchange.torchdistx import save_state_dict as save_state_dict
 from .reading.loading import load as load
 from .reading.loading import verify as verify
 from .series import Series as Series
-from .state.flatten import PerWorker as PerWorker
+from .state.per_worker import PerWorker as PerWorker
 from .writing.background import Pending as Pending
 from .writing.background import async_save as async_save
 from .writing.saving import save as save

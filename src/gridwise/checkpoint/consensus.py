@@ -150,6 +150,16 @@ def attempt(step: Callable[[], Result]) -> tuple[Result | None, Exception | None
         return None, error
 
 
+MOST_NAMED = 8
+"""Most lines or names in one error."""
+
+
+def shortened(lines: Sequence[str]) -> list[str]:
+    """The first lines of an error, and how many more there are."""
+    more = len(lines) - MOST_NAMED
+    return [*lines[:MOST_NAMED], *([f"... and {more} more"] if more > 0 else [])]
+
+
 _KINDS = {kind.__name__: kind for kind in CheckpointError.__subclasses__()}
 
 

@@ -69,10 +69,11 @@ class Prefetch:
             return future.result()
         except Exception as error:  # a process that has died, or an answer that could not be sent
             self.close()
-            return DataError(
-                f"a process that reads ahead has failed: {type(error).__name__}: {error}",
-                fix="put what the script does under `if __name__ == '__main__':`, because such a process imports it.",
-            )
+            text = f"that reads ahead has failed: {type(error).__name__}: {error}"
+            if not self.processes:
+                return DataError(f"a thread {text}")
+            fix = "put what the script does under `if __name__ == '__main__':`, because such a process imports it."
+            return DataError(f"a process {text}", fix=fix)
 
     def _started(self) -> Executor:
         if not self.processes:

@@ -24,10 +24,10 @@ def test_many_places_in_one_call(tmp_path: Path) -> None:
     addresses, sizes = (np.array(column) for column in zip(*[(x.data_ptr(), x.nbytes) for x in places], strict=True))
     start = manifest.files[0].header
     try:
-        if not file.read_from_memory(start, addresses, sizes):
+        if not file.read_cached(start, addresses, sizes):
             pytest.skip("this system does not say what it holds in memory")
         assert all(torch.equal(x, saved[f"t{i}"]) for i, x in enumerate(places))
-        assert not file.read_from_memory(start + 4, addresses, sizes)  # it ends too early
+        assert not file.read_cached(start + 4, addresses, sizes)  # it ends too early
     finally:
         file.close()
 

@@ -12,7 +12,7 @@ import torch
 
 from gridwise import checkpoint
 from gridwise.checkpoint.reading import loading, read_ahead
-from gridwise.checkpoint.reading.open_file import NOWAIT, is_in_memory
+from gridwise.checkpoint.reading.open_file import NOWAIT, is_cached
 from gridwise.checkpoint.reading.read_ahead import reading_ahead
 
 SIZE = 3 << 20
@@ -24,7 +24,7 @@ def on_disk_only(path: Path) -> bool:
     try:
         os.fsync(fd)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        return NOWAIT is not None and not is_in_memory(fd, 0, path.stat().st_size)
+        return NOWAIT is not None and not is_cached(fd, 0, path.stat().st_size)
     finally:
         os.close(fd)
 
@@ -43,7 +43,7 @@ def test_a_file_is_in_memory_when_the_body_is_over(
         with reading_ahead(path, alone):
             pass
         with open(path, "rb") as file:
-            return sum(is_in_memory(file.fileno(), start, 4096) for start in range(0, SIZE, 4096)) / (SIZE // 4096)
+            return sum(is_cached(file.fileno(), start, 4096) for start in range(0, SIZE, 4096)) / (SIZE // 4096)
 
     # A busy system may drop pages again, and denies those that it has marked for reading further ahead.
     assert any(share_in_memory(tmp_path / f"file-{attempt}") > 0.9 for attempt in range(5))
@@ -66,7 +66,7 @@ def test_no_more_than_allowed_is_read(tmp_path: Path, monkeypatch: pytest.Monkey
     path = tmp_path / "file"
     path.write_bytes(os.urandom(SIZE))
     monkeypatch.setattr(read_ahead, "MOST", 1000)
-    monkeypatch.setattr(read_ahead, "is_in_memory", lambda *_: False)
+    monkeypatch.setattr(read_ahead, "is_cached", lambda *_: False)
     sent: list[int] = []
     monkeypatch.setattr(read_ahead, "_read" if alone else "_send", lambda nowhere, fd, size: sent.append(size))
     with reading_ahead(path, alone):
@@ -85,12 +85,12 @@ def test_pieces_end_where_they_have_to(tmp_path: Path, monkeypatch: pytest.Monke
 def test_nothing_is_read_that_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"x" * 100)
-    monkeypatch.setattr(read_ahead, "is_in_memory", lambda *_: True)
+    monkeypatch.setattr(read_ahead, "is_cached", lambda *_: True)
     begun: list[threading.Thread] = []
     monkeypatch.setattr(read_ahead, "started", lambda thread: begun.append(thread))
     with reading_ahead(path):
         assert begun == []
-    monkeypatch.setattr(read_ahead, "is_in_memory", lambda *_: False)
+    monkeypatch.setattr(read_ahead, "is_cached", lambda *_: False)
     with reading_ahead(path):
         assert [thread.name for thread in begun] == ["gridwise-ahead"], "and what is not there is read"
 

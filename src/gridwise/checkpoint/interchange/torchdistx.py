@@ -59,13 +59,11 @@ class FileSystemReader(_Folder):
 def save_state_dict(state_dict: dict[str, Any], storage_writer: FileSystemWriter, process_group: Any = None) -> None:
     """Save a state dict, with ShardedTensor and DTensor values by their shards; every rank calls it.
 
-    `process_group` names the ranks that take part (default: all); anything that `gridwise.world` takes.
-
     Parameters
     ----------
     state_dict : of a module, or any nested dict of tensors
     storage_writer : where it goes
-    process_group : the ranks that take part; default: all
+    process_group : the ranks that take part, anything that `gridwise.world` takes; default: all
 
     Examples
     --------

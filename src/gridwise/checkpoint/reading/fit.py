@@ -15,14 +15,13 @@ from torch import Tensor
 
 from ...errors import CheckpointDamaged, CheckpointMismatch
 from ...grid import Box
+from ..consensus import MOST_NAMED
 from ..format.manifest import Manifest, StoredTensor
 from ..format.values import decoded, unescaped
 from ..state.key_tree import KeyNode, find, tree_of
 from . import available_memory
 from .chunk_reads import Want
 from .shared_memory_targets import overlaps_itself
-
-MOST_NAMED = 8
 
 
 @dataclass

@@ -68,7 +68,7 @@ class DataFile:
         status = os.fstat(self._fd)
         return status.st_size, status.st_mtime_ns, status.st_ctime_ns  # the last cannot be set back
 
-    def read_from_memory(self, offset: int, addresses: np.ndarray, sizes: np.ndarray) -> bool:
+    def read_cached(self, offset: int, addresses: np.ndarray, sizes: np.ndarray) -> bool:
         """Read only from the page cache, to these addresses one after the other; whether all bytes were there."""
         if NOWAIT is None or preadv2 is None or ctypes.sizeof(ctypes.c_void_p) != addresses.itemsize:
             return False
@@ -88,7 +88,7 @@ class DataFile:
         start = offset - offset % PAGE
         length = offset + size - start
         mapping = self._mapping
-        if may_map and mapping is not None and self.is_in_memory(offset, size):
+        if may_map and mapping is not None and is_cached(self._fd, offset, size):
             try:
                 mapping.madvise(POPULATE_READ, start, length)
             except OSError:
@@ -103,13 +103,9 @@ class DataFile:
         view = _own.buffer[:size]
         yield view, _read(self._fd, offset, [view])
 
-    def is_in_memory(self, offset: int, size: int) -> bool:
-        """Whether the first and the last of these bytes are in the page cache; if so, probably all are."""
-        return is_in_memory(self._fd, offset, size)
 
-
-def is_in_memory(fd: int, offset: int, size: int) -> bool:
-    """Whether the first and the last of these bytes of an open file are in the page cache."""
+def is_cached(fd: int, offset: int, size: int) -> bool:
+    """Whether the first and the last of these bytes of an open file are in the page cache; if so, probably all are."""
     if NOWAIT is None:
         return False
     byte = bytearray(1)

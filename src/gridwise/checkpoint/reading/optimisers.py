@@ -15,8 +15,8 @@ from torch import Tensor
 from ...errors import CheckpointMismatch
 from ..format.manifest import StoredTensor
 from ..format.values import joined
-from ..state.flatten import names_of_parameters, parameter_names
 from ..state.local_blocks import LocalTensor, is_deferred, is_tensor, layout_of, local_tensor
+from ..state.optimisers import names_of_parameters, parameter_names
 from .fit import Fit, listed, name_of
 
 SCHEDULED = {"initial_lr", "swa_lr", "max_lr", "min_lr", "max_momentum", "base_momentum"}

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from ..format.data_file import started
 from ..format.open_inside import open_inside
-from .open_file import is_in_memory
+from .open_file import is_cached
 
 MOST = 32 << 20
 """Most bytes of a file that are read as a guess."""
@@ -42,7 +42,7 @@ def reading_ahead(path: Path, alone: bool = False) -> Iterator[None]:
             fd = open_inside(path.parent.parent, path.parent.name, path.name)
             until_then.callback(os.close, fd)
             size = min(os.fstat(fd).st_size, MOST)
-            if size and not is_in_memory(fd, 0, size):
+            if size and not is_cached(fd, 0, size):
                 nowhere = until_then.enter_context(open(os.devnull, "wb", buffering=0)).fileno()
                 thread = threading.Thread(
                     target=_read if alone else _send, args=(nowhere, fd, size), name="gridwise-ahead"

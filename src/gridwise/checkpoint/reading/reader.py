@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ...comm.launching.cores import cores
 from ...errors import CheckpointDamaged, CheckpointMismatch
+from ..consensus import shortened
 from ..format.chunks import Memory, checksums
 from ..format.manifest import Manifest, StoredTensor
 from .chunk_reads import TOGETHER, ChunkReads, Span, Want, units_of_all
@@ -42,8 +43,6 @@ MOST_THREADS = 8
 
 MEMORY = 32 << 20
 """Bytes that all threads together may allocate or map at a time."""
-
-MOST_NAMED = 8
 
 ENOUGH = 256
 """Number of wrong chunks after which the search stops: a forged file may be all wrong, and of any size."""
@@ -162,10 +161,9 @@ class Reader:
                 for done in [pool.submit(take_spans) for _ in range(self.threads)]:
                     done.result()
         if problems:
-            shown = sorted(set(problems))
-            more = [f"... and {len(shown) - MOST_NAMED} more"] if len(shown) > MOST_NAMED else []
-            more += ["the rest was not looked at"] if len(problems) >= ENOUGH else []
-            raise CheckpointDamaged(f"the checkpoint {self.path} is damaged. {tail}", [*shown[:MOST_NAMED], *more])
+            lines = shortened(sorted(set(problems)))
+            lines += ["the rest was not looked at"] if len(problems) >= ENOUGH else []
+            raise CheckpointDamaged(f"the checkpoint {self.path} is damaged. {tail}", lines)
 
     def _check_span(self, span: ChunkReads) -> list[str]:
         if span.fresh.all() and span.go_straight:
@@ -183,7 +181,7 @@ class Reader:
         If `trusted`, its bytes were checked before, and are not compared again if they are still in the page cache.
         """
         file, first = self._file_of(span), int(span.offsets[0])
-        if trusted and file.read_from_memory(first, span.addresses, span.sizes):
+        if trusted and file.read_cached(first, span.addresses, span.sizes):
             return []
         places = span.memories()
         try:

@@ -33,13 +33,7 @@ from ...errors import CheckpointMismatch
 from ...log import logger
 from ..format.manifest import Manifest
 from ..format.values import DEEPEST, joined, joined_all
-from ..state.flatten import (
-    PerWorker,
-    check_array,
-    check_state,
-    has_state,
-    is_plain,
-)
+from ..state.flatten import check_array, check_state, has_state, is_plain
 from ..state.local_blocks import (
     dtype_of,
     in_place_of,
@@ -50,6 +44,7 @@ from ..state.local_blocks import (
     materialize_rest,
     place_like,
 )
+from ..state.per_worker import PerWorker
 from ..state.plain_tensors import plain_of
 from .chunk_reads import Want
 from .fit import ReadPlan, listed

@@ -14,7 +14,7 @@ Everything here is local to one worker; `saving` compares it across the workers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol, TypeGuard
@@ -24,38 +24,11 @@ import torch
 from torch import Tensor
 
 from ...errors import CheckpointMismatch
-from ...grid import Layout
 from ..format.values import DEEPEST, KEYS, Json, encoded, joined, joined_all, refusal
 from .local_blocks import LocalBlock, LocalTensor, is_deferred, is_tensor, layout_of, local_plain, local_tensor
+from .optimisers import first_owner, lies_like, names_of_parameters, parameter_names
+from .per_worker import PerWorker
 from .plain_tensors import Plain, plain_of
-
-RULES = ("refuse", "keep", "wrap")
-
-
-class PerWorker:
-    """A value that each worker has for itself: a generator, the position of a data loader. Workers may differ in it.
-
-    Parameters
-    ----------
-    value : anything that a state may hold
-    when_resized : what `load` does if the number of workers differs from that of the save. 'refuse' raises; 'keep'
-        leaves every worker the value that it has; 'wrap' gives worker i that of worker i modulo the saved number.
-
-    Examples
-    --------
-    >>> checkpoint.save(path, {"model": model, "rng": checkpoint.PerWorker(torch.default_generator)})
-    """
-
-    def __init__(self, value: Any, when_resized: str = "refuse") -> None:
-        if when_resized not in RULES:
-            raise CheckpointMismatch(
-                f"`when_resized` (={when_resized!r}) must be one of {', '.join(map(repr, RULES))}."
-            )
-        self.value = value
-        self.when_resized = when_resized
-
-    def __repr__(self) -> str:
-        return f"PerWorker({self.value!r}, when_resized={self.when_resized!r})"
 
 
 @dataclass
@@ -142,56 +115,6 @@ class Stateful(Protocol):
 def has_state(value: object) -> TypeGuard[Stateful]:
     """Whether a value returns and loads its own state: modules, optimisers, schedulers, scalers, loaders."""
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
-
-
-def names_of_parameters(state: object) -> dict[int, str]:
-    """Parameter (by `id`) -> name in its module, prefixed with the module's key if two modules share the name."""
-    modules = list(_modules(state, "", 0))
-    relative: dict[str, set[int]] = {}
-    found: dict[int, tuple[str, str]] = {}
-    for prefix, module in modules:
-        for name, parameter in module.named_parameters(remove_duplicate=False):
-            relative.setdefault(name, set()).add(id(parameter))
-            found.setdefault(id(parameter), (prefix, name))
-    return {
-        key: name if len(relative[name]) == 1 or not prefix else f"{prefix}.{name}"
-        for key, (prefix, name) in found.items()
-    }
-
-
-def _modules(value: object, prefix: str, depth: int) -> Iterator[tuple[str, torch.nn.Module]]:
-    if depth > DEEPEST:
-        return
-    if isinstance(value, torch.nn.Module):
-        yield prefix, value
-    elif isinstance(value, PerWorker):
-        yield from _modules(value.value, prefix, depth + 1)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from _modules(item, f"{prefix}.{key}" if prefix else str(key), depth + 1)
-    elif isinstance(value, list | tuple):
-        for place, item in enumerate(value):
-            yield from _modules(item, f"{prefix}.{place}" if prefix else str(place), depth + 1)
-
-
-def parameter_names(optimiser: torch.optim.Optimizer, names: Mapping[int, str], key: str) -> list[list[str]]:
-    """The names of the parameters in each group: from the modules of the state, else those given to the optimiser."""
-    result = []
-    for group in optimiser.param_groups:
-        given: Sequence[str | None] = group.get("param_names") or [None] * len(group["params"])
-        found = [names.get(id(p), name) for p, name in zip(group["params"], given, strict=True)]
-        if None in found:
-            raise CheckpointMismatch(
-                f"{key!r}: {found.count(None)} parameters of the {type(optimiser).__name__} belong to no module in the state, "
-                "so they have no names, and their state would be stored under none.\n"
-                "  fix: put the module into the same state, or build the optimiser from `module.named_parameters()`."
-            )
-        result.append([str(name) for name in found])
-    flat = [name for group_names in result for name in group_names]
-    twin = next((name for name in flat if flat.count(name) > 1), None) if len(set(flat)) < len(flat) else None
-    if twin is not None:
-        raise CheckpointMismatch(f"{key!r}: two parameters of the {type(optimiser).__name__} are called {twin!r}.")
-    return result
 
 
 class _StateFlattener:
@@ -324,16 +247,6 @@ class _StateFlattener:
                 self.flat.own_tensors[at] = LocalTensor(like.code, like.shape, [LocalBlock(None, item.detach(), first)])
             elif first:
                 self.flat.own_values[at] = encoded(item, at)
-
-
-def first_owner(layout: Layout) -> int:
-    """The first worker that holds a part of a tensor: it writes what is the same on all of them."""
-    return next((rank for rank, box in layout.blocks() if box.volume), layout.grid.ranks[0])
-
-
-def lies_like(item: object, parameter: Tensor) -> bool:
-    """Whether a tensor of an optimiser has one value per element of the parameter, and so is split as it is."""
-    return is_tensor(item) and item.shape == parameter.shape
 
 
 def is_plain(value: object, depth: int = 0) -> bool:

@@ -14,12 +14,9 @@ from typing import Any
 import xxhash
 
 from ...errors import CheckpointMismatch, describe
-from ..consensus import Consensus
+from ..consensus import MOST_NAMED, Consensus, shortened
 from ..format.chunks import checksum
 from .flatten import Flat
-
-MOST_NAMED = 8
-"""Most offending keys in one message."""
 
 
 def check_alike(consensus: Consensus, path: Path, flat: Flat) -> None:
@@ -27,9 +24,8 @@ def check_alike(consensus: Consensus, path: Path, flat: Flat) -> None:
     said = consensus.say_all([str(path), _listing(flat)])
     if len({Path(given).name for given, _ in said}) > 1:
         lines = [f"worker {rank}: {given}" for rank, (given, _) in zip(consensus.team, said, strict=True)]
-        more = [f"... and {len(lines) - MOST_NAMED} more"] if len(lines) > MOST_NAMED else []
         fix = "give all of them one path, on a file system that they share: each writes its own part there."
-        raise CheckpointMismatch("saving: the workers gave different paths.", [*lines[:MOST_NAMED], *more], fix)
+        raise CheckpointMismatch("saving: the workers gave different paths.", shortened(lines), fix)
     everyone = [listing for _, listing in said]
     if any(list(listing.items()) != list(everyone[0].items()) for listing in everyone):
         raise CheckpointMismatch(_disagreement(consensus.what, dict(zip(consensus.team, everyone, strict=True))))

@@ -32,6 +32,7 @@ class Of(nn.Module):
         super().__init__()
         self.function, self.conv, self.norm = function, nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4)
         self.n, self.cache, self.table, self.config = 0, None, [0, 0], Config()
+        self.filled: dict[str, Any] = {}
         self.register_buffer("count", torch.zeros(()))
 
     def forward(self, x: Tensor) -> Any:

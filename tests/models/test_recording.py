@@ -72,6 +72,13 @@ def set_to_the_same(m: Any, y: Tensor) -> Tensor:
     return y * m.n
 
 
+def filled_once(m: Any, y: Tensor) -> Tensor:
+    if len(m.table) == 2:
+        m.table.append(3)
+    m.filled.setdefault("k", m.table)
+    return y * sum(m.filled["k"])
+
+
 def in_other_code_when_compiled(m: Any, y: Tensor) -> Tensor:
     return -y if torch.compiler.is_compiling() or torch.jit.is_tracing() else y
 
@@ -102,6 +109,7 @@ SAME: dict[str, Callable[[Any, Tensor], Any]] = {
     "written through a view": written_through_a_view,
     "a cache within the call": cached_within_the_call,
     "attributes that become the same": set_to_the_same,
+    "containers that are filled once": filled_once,
     "numbers": lambda m, y: y * torch.tensor([1.0, 2, 3, 4]).view(4, 1, 1),
     "norm": lambda m, y: m.norm(y),
     "a configuration": lambda m, y: y * m.config.scale,

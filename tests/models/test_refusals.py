@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -16,6 +17,11 @@ import gridwise
 from gridwise.errors import PartitionError, UnsupportedError
 
 from .recorded import distributed, partition, scale, under
+
+
+class Pair(NamedTuple):
+    first: list[int]
+    second: int
 
 
 def kept_outside(kept: list[Tensor]) -> Callable[[Any, Tensor], Tensor]:
@@ -167,3 +173,30 @@ def test_autocast_is_off_after_an_error_under_it(sparse: bool, inside: Callable[
     assert torch.get_autocast_dtype("cpu") == torch.bfloat16
     torch.autocast_increment_nesting()
     assert torch.autocast_decrement_nesting() == 0
+
+
+class Counts(nn.Module):
+    """Counts its calls in arrays, in containers of several kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ordered, self.default = OrderedDict(a=np.zeros(2)), defaultdict(list, {"a": [np.zeros(2)]})
+        self.row, self.pair, self.lists = deque([np.zeros(2)], 3), (np.zeros(2), Pair([0], 1)), [[0], {0}]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.ordered["a"] = self.ordered["a"] + 1
+        for array in (self.default["a"][0], self.row[0], self.pair[0]):
+            array += 1
+        self.pair[1].first.append(1)
+        self.lists[0][0] += 1
+        self.lists[1].add(len(self.lists[1]))
+        return x
+
+
+@pytest.mark.parametrize("name", ["ordered", "default", "row", "pair", "lists"])
+def test_containers_that_change_in_every_call_are_refused_and_restored(name: str) -> None:
+    model = gridwise.distribute(Counts(), gridwise.world().create_cartesian_topology_partition([1]))
+    before = {key: str(value) for key, value in vars(Counts()).items()}
+    with pytest.raises(UnsupportedError, match=rf"Counts\.{name}: was .*, is "):
+        model(torch.ones(2))
+    assert str(getattr(model, name)) == before[name]

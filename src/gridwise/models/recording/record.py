@@ -17,7 +17,7 @@ from .interception import Calls, intercepting
 from .merged_rows import keep_rows_apart
 from .recording import Recording, ValueSource, tensors_in
 from .regions import Regions
-from .state import ABSENT, Holding, Snapshot, modules_of, swap, tensors_of
+from .state import ABSENT, Change, Holding, Snapshot, modules_of, refilled, swap, tensors_of
 from .tracing import (
     NEEDS_NUMBERS,
     Fakes,
@@ -52,8 +52,11 @@ def record(
     recording, changes = first.run()
     if not changes:
         return recording
-    for held, name, value in changes:
-        held.pop(name, None) if value is ABSENT else held.update({name: value})
+    for held, change in changes:
+        if change.after is ABSENT:
+            held.pop(change.name, None)
+        else:
+            held[change.name] = refilled(change.after, change.contents)
     try:
         second = _Attempt(call, roots, inputs, tree, says)
         again, changes = second.run()
@@ -79,16 +82,16 @@ class _Attempt:
     ) -> None:
         self.call, self.inputs, self.tree, self.says = call, inputs, tree, says
         self.modules = modules_of(roots)
-        self.changes: list[tuple[str, str, Any, Any]] = []
+        self.changes: list[Change] = []
         self.calls, self.regions = Calls(self.modules), Regions()
         self.returned: Tree | None = None
 
-    def run(self) -> tuple[Recording, list[tuple[dict[str, Any], str, Any]]]:
-        """The recording, and the attributes of modules that it would change, with their new values."""
+    def run(self) -> tuple[Recording, list[tuple[dict[str, Any], Change]]]:
+        """The recording, and the attributes of modules that it would change, each with the dict that holds it."""
         with without_collection(), undisturbed():
             return self._record()
 
-    def _record(self) -> tuple[Recording, list[tuple[dict[str, Any], str, Any]]]:
+    def _record(self) -> tuple[Recording, list[tuple[dict[str, Any], Change]]]:
         holdings, before, fakes = tensors_of(self.modules), Snapshot(self.modules), Fakes()
         try:
             given = [fakes.empty(x).requires_grad_(x.requires_grad) for x in self.inputs]
@@ -139,30 +142,28 @@ class _Attempt:
         if self.regions.current is not None:
             meta["region"] = self.regions.current
 
-    def _plain_changes(self, values: Sequence[Tensor]) -> list[tuple[dict[str, Any], str, Any]]:
-        """The attributes that the call has changed, with their new values; raises if these contain tensors of the call.
+    def _plain_changes(self, values: Sequence[Tensor]) -> list[tuple[dict[str, Any], Change]]:
+        """What the call has changed, each with the dict that holds it; raises if it contains tensors of the call.
 
         Attributes that hooks of torch compute are left out.
         """
         paths, found = {path or type(m).__name__: m for path, m in self.modules.items()}, []
-        own = [change for change in self.changes if not _is_made_by_hook(paths.get(change[0]), change[1])]
+        own = [change for change in self.changes if not _is_made_by_hook(paths.get(change.path), change.name)]
         held = {id(value) for value in values}
-        self.changes = own = [change for change in own if not _refers_to(change[3], held)]
-        if any(flatten(value, is_fake)[0] for _, _, _, value in own):
+        self.changes = own = [change for change in own if not _refers_to(change.contents, held)]
+        if any(flatten(change.contents, is_fake)[0] for change in own):
             raise UnsupportedError(self.describe_changes("keeps a tensor of the call, which a recording does not"))
-        for path, name, _, value in own:
-            module = paths.get(path)
+        for change in own:
+            module = paths.get(change.path)
             if module is None:
                 what = "changes what an object of it holds, which a recording does not do again"
                 raise UnsupportedError(self.describe_changes(what))
-            inner = next((d for d in (module._parameters, module._buffers, module._modules) if name in d), None)
-            found.append((inner if inner is not None else module.__dict__, name, value))
+            inner = next((d for d in (module._parameters, module._buffers, module._modules) if change.name in d), None)
+            found.append((inner if inner is not None else module.__dict__, change))
         return found
 
     def describe_changes(self, what: str) -> str:
-        details = [
-            f"{path}.{name}: was {_short(before)}, is {_short(after)}" for path, name, before, after in self.changes
-        ]
+        details = [f"{c.path}.{c.name}: was {_short(c.before)}, is {_short(c.contents)}" for c in self.changes]
         fix = "return it from `forward`, make it a buffer that is changed in place, or set it around the call."
         return describe(f"{self.says}: `forward` assigns an attribute that {what}.", details, fix)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any, Literal
@@ -60,6 +60,19 @@ def tensors_of(modules: Mapping[str, torch.nn.Module]) -> list[Holding]:
     return list(found.values())
 
 
+@dataclass(frozen=True)
+class Change:
+    """An attribute of a module, or of an object that it holds, that has changed."""
+
+    path: str
+    name: str
+    before: Any
+    after: Any
+    """The value itself."""
+    contents: Any
+    """A copy of it, as long as it may yet change; see `refilled`."""
+
+
 class Snapshot:
     """The state of modules at one moment, apart from the values of their tensors."""
 
@@ -91,8 +104,8 @@ class Snapshot:
         except (RuntimeError, ValueError, TypeError):  # another tensor or array, compared element by element
             return False
 
-    def changes(self) -> Iterator[tuple[str, str, Any, Any]]:
-        """Each change as module, attribute, old value and new value."""
+    def changes(self) -> Iterator[Change]:
+        """What has changed since the snapshot."""
         for path, (now, was) in zip(self._names, self._was, strict=True):
             for key in {**was, **now}:
                 if key in INNER and isinstance(was.get(key), dict):
@@ -102,13 +115,13 @@ class Snapshot:
                     pairs = [(key, was.get(key, ABSENT), now.get(key, ABSENT))]
                 for name, before, after in pairs:
                     if not _same(before, after):
-                        yield path, name, before, after
+                        yield Change(path, name, before, after, _copied(after))
 
     def restore(self) -> None:
         """Restore everything: the same objects, with their earlier contents."""
         for (now, was), objects in zip(self._was, self._objects, strict=True):
             now.clear()
-            now.update({key: _refilled(value, was[key]) for key, value in objects.items()})
+            now.update({key: refilled(value, was[key]) for key, value in objects.items()})
 
 
 FOREIGN = ("torch", "gridwise", "builtins", "collections", "functools", "numpy", "weakref")
@@ -183,6 +196,9 @@ class _Numbers:
 
     __hash__ = None  # type: ignore[assignment]
 
+    def __repr__(self) -> str:
+        return repr(self.array)
+
 
 class _Absent:
     def __repr__(self) -> str:
@@ -193,16 +209,30 @@ ABSENT = _Absent()
 
 
 def _copied(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return _Numbers(value)
-    if isinstance(value, deque):
-        return value.copy()
-    if type(value) in (dict, list, set):
-        return {k: _copied(v) for k, v in value.items()} if type(value) is dict else type(value)(map(_copied, value))
-    if isinstance(value, dict) and type(value).__module__ == "collections":
+    """A copy of a container or array, to be compared with it later; any other value unchanged."""
+    return _Numbers(value) if isinstance(value, np.ndarray) else _mapped(_copied, value)
+
+
+def _uncopied(was: Any) -> Any:
+    """The contents of a copy, in new containers of the original types."""
+    return was.array.copy() if isinstance(was, _Numbers) else _mapped(_uncopied, was)
+
+
+def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
+    """A new container of the same type with `change` of each item; a tuple only if an item changes."""
+    kind = type(value)
+    if kind in (list, set):
+        return kind(map(change, value))
+    if kind is deque:
+        return deque(map(change, value), value.maxlen)
+    if isinstance(value, dict) and kind.__module__ in ("builtins", "collections"):
         copy = value.copy()
-        copy.update({key: _copied(part) for key, part in value.items()})
+        copy.update({key: change(part) for key, part in value.items()})
         return copy
+    if isinstance(value, tuple) and (kind is tuple or hasattr(kind, "_make")):
+        parts = [change(part) for part in value]
+        if any(one is not other for one, other in zip(parts, value, strict=True)):
+            return kind(parts) if kind is tuple else kind._make(parts)
     return value
 
 
@@ -211,9 +241,13 @@ def _comparable(value: object) -> object:
     return {} if type(value) is OrderedDict and not value else value
 
 
-def _refilled(value: object, was: object) -> object:
+def refilled(value: object, was: Any) -> object:
     """A container, refilled with the contents of its copy `was`; any other value unchanged."""
-    if not isinstance(value, np.ndarray | list | dict | set | deque) or _same(was, value):
+    if not isinstance(value, np.ndarray | list | tuple | dict | set | deque) or _same(was, value):
+        return value
+    if isinstance(value, tuple):
+        for part, before in zip(value, was, strict=True):
+            refilled(part, before)
         return value
     contents = _uncopied(was)
     if isinstance(value, np.ndarray):
@@ -224,15 +258,6 @@ def _refilled(value: object, was: object) -> object:
         value.clear()
         value.extend(contents) if isinstance(value, deque) else value.update(contents)
     return value
-
-
-def _uncopied(was: object) -> Any:
-    """The contents of a copy, in new containers of the original types."""
-    if isinstance(was, _Numbers):
-        return was.array.copy()
-    if type(was) is dict:
-        return {key: _uncopied(part) for key, part in was.items()}
-    return [_uncopied(part) for part in was] if type(was) is list else was
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gridwise
 from gridwise.errors import PartitionError, UnsupportedError
+from gridwise.testing import workers
 
 from .recorded import distributed, partition, scale, under
 
@@ -135,6 +136,38 @@ def test_models_that_cannot_be_recorded_are_named() -> None:
     inside = nn.Sequential(conv)
     inside.compile()
     torch.testing.assert_close(gridwise.distribute(inside, P)(torch.ones(1, 1, 2, 2)), conv(torch.ones(1, 1, 2, 2)))
+
+
+def test_names_that_the_result_needs_are_refused() -> None:
+    class Reports(nn.Conv2d):
+        def report(self) -> str:
+            return "mine"
+
+    class Placed(nn.Conv2d):
+        P_y = 3
+
+    held = nn.Conv2d(1, 1, 1)
+    held.register_buffer("P_x", torch.ones(()))
+    for model, name in ((Reports(1, 1, 1), "report"), (Placed(1, 1, 1), "P_y"), (held, "P_x")):
+        with pytest.raises(UnsupportedError, match=rf"'{name}', a name that the result needs.*\n.*fix"):
+            gridwise.distribute(model, partition())
+
+
+@workers(2, transports=("mpi",))
+def test_an_error_of_some_workers_is_one_error_of_all() -> None:
+    class Differs(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if gridwise.world().rank == 1:
+                return x * x.sum().item()
+            return x + x[:, :7] if self.training else x
+
+    model = gridwise.distribute(Differs(), gridwise.world().create_cartesian_topology_partition([2, 1]))
+    for mode in (True, False):
+        with pytest.raises(UnsupportedError, match="cannot be recorded on some workers") as info:
+            model.train(mode)(torch.ones(2, 8))
+        said = str(info.value)
+        assert "worker 1: " in said
+        assert ("worker 0: " in said) == mode
 
 
 def test_hooks_of_all_modules_are_named() -> None:

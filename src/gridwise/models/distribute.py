@@ -84,7 +84,7 @@ def _of_model(
     model: torch.nn.Module, P_x: Partition, methods: tuple[str, ...], gather: Gather, bindings: Mapping[str, Any]
 ) -> DistributedModel:
     name = type(model).__name__
-    _refuse(model, methods)
+    _refuse(model)
     says = f"the distributed {name} on {P_x.shape}"
     kinds = {"forward": (says, Inputs(name, model.forward, P_x, bindings), gather)}
     for method in methods:
@@ -105,9 +105,9 @@ def _of_function(
 ) -> DistributedFunction:
     name = getattr(function, "__name__", type(function).__name__)
     roots = roots_of(function)
-    for own, root in roots.items():
+    for root in roots.values():
         if not isinstance(root, DistributedModel):
-            _refuse(root, (), own)
+            _refuse(root, is_used=True)
             if P_x.active:
                 synchronise_replicas(root, P_x)
     says = f"the distributed {name} on {P_x.shape}"
@@ -163,8 +163,11 @@ REFUSED: tuple[tuple[Any, str, str], ...] = (
 """Kinds of modules that are refused, why, and what to give instead."""
 
 
-def _refuse(model: torch.nn.Module, methods: Sequence[str], called: str = "") -> None:
-    """Refuse models that can be seen to be unsupported without recording them."""
+def _refuse(model: torch.nn.Module, is_used: bool = False) -> None:
+    """Refuse models that can be seen to be unsupported without recording them.
+
+    A model that `is_used` by a function is not copied, and is no result itself.
+    """
     name = type(model).__name__
     for own, module in model.named_modules():
         place = f"{name}{f', its {own},' if own else ''}"
@@ -175,7 +178,7 @@ def _refuse(model: torch.nn.Module, methods: Sequence[str], called: str = "") ->
             raise UnsupportedError(
                 f"distribute: {place} is lazy: it has no parameters yet.\n  fix: call it once before."
             )
-        if not called and any(map(_has_hooks, module._parameters.values())):
+        if not is_used and any(map(_has_hooks, module._parameters.values())):
             raise UnsupportedError(
                 f"distribute: a parameter of {place} has hooks, which would be lost.\n  fix: register them on the result."
             )
@@ -183,14 +186,11 @@ def _refuse(model: torch.nn.Module, methods: Sequence[str], called: str = "") ->
         raise UnsupportedError(
             "distribute: the model is compiled.\n  fix: give the model that was compiled; compile the rest."
         )
-    taken = {"P_x", "P_y", "report", "_distributed"} & {
-        *vars(model),
-        *model._modules,
-        *model._parameters,
-        *model._buffers,
-    }
-    if taken and not called:
-        raise UnsupportedError(f"distribute: {name} has a part called {min(taken)!r}, a name that the result needs.")
+    taken = {"P_x", "P_y", "report", "_distributed"} & {*dir(model)}
+    if taken and not is_used:
+        raise UnsupportedError(
+            f"distribute: {name} has an attribute {min(taken)!r}, a name that the result needs.\n  fix: rename it."
+        )
 
 
 def _has_hooks(parameter: Tensor | None) -> bool:

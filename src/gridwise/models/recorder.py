@@ -145,14 +145,16 @@ class FunctionRecorder:
             error = found
         transport, team = self.P_x.transport, self.P_x.team
         ballot = Ballot()
-        failed, digest = ballot.any(error is not None), ballot.equal(recording.digest if recording else None)
+        failed, succeeded = ballot.any(error is not None), ballot.any(error is None)
+        unsupported = ballot.any(isinstance(error, UnsupportedError))
+        digest = ballot.equal(recording.digest if recording else None)
         if is_on() and len(team) > 1:
             ballot.count(transport, team, self.says)
             if ballot.read(failed):
-                kind = UnsupportedError if isinstance(error, UnsupportedError) else PartitionError
+                kind = UnsupportedError if ballot.read(unsupported) else PartitionError
                 reports = tell(transport, team, None if error is None else str(error) or repr(error))
-                if len(reports) == 1 and error is not None:
-                    raise kind(str(error)) from error.__cause__
+                if len(reports) == 1 and not ballot.read(succeeded):
+                    raise kind(str(error) or repr(error)) from error and error.__cause__
                 raise kind(f"{self.says} cannot be recorded on some workers.", reports)
             if ballot.read(digest) is None:
                 reports = tell(

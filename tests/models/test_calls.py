@@ -126,6 +126,21 @@ def test_a_model_plans_each_of_its_calls_once() -> None:
 
 
 @workers(2)
+def test_an_example_is_planned_for_and_no_block_of_it_is_made() -> None:
+    P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 2, 1])
+    made, empty = [], torch.empty
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "empty", lambda *args, **kwargs: (made.append(args), empty(*args, **kwargs))[1])
+        model = gridwise.distribute(PooledTwice(), P_x, example=torch.empty(1, 2, 7, 4, requires_grad=True))
+    assert not any((1, 2, rows, 4) in args for rows in (3, 4) for args in made)
+    model(torch.ones(1, 2, 4 - gridwise.world().rank, 4, requires_grad=True))
+    assert runner_of(model)._plans.count == 1
+    with torch.no_grad():
+        model(torch.ones(1, 2, 4 - gridwise.world().rank, 4))
+    assert runner_of(model)._plans.count == 2
+
+
+@workers(2)
 def test_parameters_that_the_loss_does_not_see_get_no_gradient() -> None:
     class TwoHeads(nn.Module):
         def __init__(self) -> None:

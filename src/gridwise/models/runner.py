@@ -12,7 +12,7 @@ import operator
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,8 +21,8 @@ from torch import Tensor
 from ..errors import PartitionError
 from ..grid import Layout
 from ..nn.engine.agreement import Structure, agree_common, agree_plan, is_on, key_of
+from ..nn.engine.arguments import problem_with_inference, refuse_transforms
 from ..nn.engine.grid_random import draw_key
-from ..nn.engine.module import problem_with_inference, refuse_transforms
 from ..nn.engine.operator import Operator, Ticket, apply
 from ..nn.engine.plans import KEPT, LayerPlans
 from ..nn.parameters.blocks import Spread
@@ -44,6 +44,7 @@ _kinds, _kinds_without_grad = (
     operator.attrgetter("dtype", "device"),
 )
 _dtypes = operator.attrgetter("dtype")
+InputStructures = tuple[tuple[Structure, torch.memory_format], ...]
 
 
 class Passed(Operator):
@@ -174,9 +175,10 @@ class Runner(FunctionRecorder):
 
     # What a recording depends on
 
-    def _structure(self, bound: Bound, state: State) -> Hashable:
-        """Everything that a recording depends on, as seen by this worker."""
-        inputs = tuple([(Structure.of(x), memory_format_of(x)) for x in bound.tensors])
+    def _structure(self, bound: Bound, state: State, inputs: InputStructures | None = None) -> Hashable:
+        """Everything that a recording depends on, as seen by this worker; `inputs` in place of those of `bound`."""
+        if inputs is None:
+            inputs = tuple([(Structure.of(x), memory_format_of(x)) for x in bound.tensors])
         return inputs, bound.tree, tuple(bound.partitions), state.number, _look_of(state), constants_of(self.call)
 
     def _state(self) -> State:
@@ -200,9 +202,9 @@ class Runner(FunctionRecorder):
             tuple(casts),
         )
 
-    def _keep(self, bound: Bound, run: Run) -> None:
+    def _keep(self, bound: Bound, run: Run, inputs: InputStructures | None = None) -> None:
         """Keep a run for inputs of this structure, and for the state in which recording has left the modules."""
-        self._plans.add(self._structure(bound, self._state()), {"run": run})
+        self._plans.add(self._structure(bound, self._state(), inputs), {"run": run})
 
     # Recording and placing, all workers together
 
@@ -226,16 +228,11 @@ class Runner(FunctionRecorder):
         ]
         self._plans.begin()
         self._last = self._recorded(whole, layouts, structures, formats)
-        rank = self.P_x.transport.rank
-        shapes = [
-            s.shape if layout is None else layout.block(rank).shape
-            for s, layout in zip(structures, layouts, strict=True)
-        ]
-        blocks = [
-            torch.empty(shape, dtype=s.dtype, device=s.device).requires_grad_(s.requires_grad)
-            for shape, s in zip(shapes, structures, strict=True)
-        ]
-        self._keep(replace(whole, tensors=blocks), self._last)
+        rank, inputs = self.P_x.transport.rank, list[tuple[Structure, torch.memory_format]]()
+        for s, layout, format in zip(structures, layouts, formats, strict=True):
+            shape = s.shape if layout is None else layout.block(rank).shape
+            inputs.append((s._replace(shape=shape, requires_grad=s.requires_grad and s.records), format))
+        self._keep(whole, self._last, tuple(inputs))
 
     def _prepared(self, bound: Bound, state: State) -> Run:
         self._plans.begin()

@@ -141,6 +141,13 @@ def test_a_step_in_one_call_checks_sizes_like_the_updater() -> None:
         nn.TrainStep(nn.Sequential(nn.Linear(3, 3)), "heteros")(x, torch.zeros(4, 2))
 
 
+@pytest.mark.parametrize("index", [[0, 1], [1, 3]])
+def test_a_step_in_one_call_refuses_units_that_are_not_there(index: list[int]) -> None:
+    step = nn.TrainStep(nn.Sequential(nn.Linear(3, 2)), "indices")
+    with pytest.raises(PartitionError, match=r"2 indices, from \d to \d, came in[^\n]*\n  fix: .*from 1 to 2"):
+        step(torch.ones(2, 3), torch.ones(2), 0.1, index)
+
+
 def test_a_step_in_one_call_updates_the_input_if_asked() -> None:
     net = nn.Sequential(nn.Linear(3, 2))
     net.input_state_update = True

@@ -62,14 +62,14 @@ def mse(prediction: np.ndarray, observation: np.ndarray) -> float:
     >>> gridwise.tagi.metric.mse(np.array([1.0, 2.0, 5.0]), np.array([2.0, 1.0, np.nan]))
     1.0
     """
-    guess, observed = _alike("mse", prediction=prediction, observation=observation)
+    guess, observed = _same_shape("mse", prediction=prediction, observation=observation)
     return _mean_over_observed((guess - observed) ** 2, observed)
 
 
 @documented_like(mse)
 def rmse(prediction: np.ndarray, observation: np.ndarray) -> float:
     """Root mean squared error."""
-    guess, observed = _alike("rmse", prediction=prediction, observation=observation)
+    guess, observed = _same_shape("rmse", prediction=prediction, observation=observation)
     return mse(guess, observed) ** 0.5
 
 
@@ -86,18 +86,18 @@ def log_likelihood(prediction: np.ndarray, observation: np.ndarray, std: np.ndar
     >>> round(float(gridwise.tagi.metric.log_likelihood(np.zeros(2), np.zeros(2), np.ones(2))), 3)
     -0.919
     """
-    guess, observed, spread = _alike("log_likelihood", prediction=prediction, observation=observation, std=std)
+    guess, observed, spread = _same_shape("log_likelihood", prediction=prediction, observation=observation, std=std)
     z = (observed - guess) / spread
     return _mean_over_observed(-0.5 * np.log(2.0 * np.pi * spread**2) - 0.5 * z**2, observed)
 
 
 def crps(prediction: np.ndarray, observation: np.ndarray, std: np.ndarray | float) -> float:
-    """The mean continuous ranked probability score of N(prediction, std**2): an error in the units of the observations.
+    """The mean continuous max_pool_keys probability score of N(prediction, std**2): an error in the units of the observations.
 
     For a prediction without spread it is the absolute error; of two predictions that are equally far off, the more
     confident one scores worse.
     """
-    guess, observed, spread = _alike("crps", prediction=prediction, observation=observation, std=std)
+    guess, observed, spread = _same_shape("crps", prediction=prediction, observation=observation, std=std)
     z = torch.from_numpy(np.asarray((observed - guess) / np.maximum(spread, np.finfo(np.float64).tiny)))
     density = torch.exp(-0.5 * z * z).numpy() / np.sqrt(2.0 * np.pi)
     within = torch.erf(z / 2.0**0.5).numpy()  # P(|N(0, 1)| < |z|), with the sign of z
@@ -117,7 +117,7 @@ def classification_error(prediction: np.ndarray, label: np.ndarray) -> float:
     >>> float(gridwise.tagi.metric.classification_error(np.array([1, 2]), np.array([1, 3])))
     0.5
     """
-    guess, truth = _alike("classification_error", prediction=prediction, label=label)
+    guess, truth = _same_shape("classification_error", prediction=prediction, label=label)
     return float(np.mean(guess != truth))
 
 
@@ -135,7 +135,7 @@ def coverage(prediction: np.ndarray, observation: np.ndarray, std: np.ndarray | 
     >>> float(gridwise.tagi.metric.coverage(np.zeros(2), np.array([0.0, 9.0]), np.ones(2)))
     0.5
     """
-    guess, observed, spread = _alike("coverage", prediction=prediction, observation=observation, std=std)
+    guess, observed, spread = _same_shape("coverage", prediction=prediction, observation=observation, std=std)
     return _mean_over_observed(np.abs(observed - guess) <= half_width(level) * spread, observed)
 
 
@@ -183,7 +183,7 @@ def _mean_over_observed(values: np.ndarray, observed: np.ndarray) -> float:
     return float(np.mean(np.asarray(values)[~np.isnan(observed)]))
 
 
-def _alike(what: str, **arrays: np.ndarray | float) -> list[np.ndarray]:
+def _same_shape(what: str, **arrays: np.ndarray | float) -> list[np.ndarray]:
     """The arrays in one shape, numbers as float64: (n, 1) counts as (n,); only a scalar `std` is broadcast."""
     given = {name: np.asarray(value) for name, value in arrays.items()}
     given = {name: value.astype(np.float64) if value.dtype.kind in "biuf" else value for name, value in given.items()}

@@ -94,10 +94,10 @@ def from_pytagi(layers: list[BaseLayer], state: Mapping[str, Any]) -> None:
                 )
             if target is not None:
                 found.append((target, values))
-    _take(found)
+    _copy_into(found)
 
 
-def _take(found: list[tuple[Tensor, np.ndarray]]) -> None:
+def _copy_into(found: list[tuple[Tensor, np.ndarray]]) -> None:
     for target, values in found:
         target.copy_(as_tensor(values, target).reshape(target.shape))
 
@@ -126,7 +126,7 @@ def load_csv(layers: list[BaseLayer], prefix: str) -> None:
                 "network."
             )
         found += zip(targets, np.split(values, cuts[:-1]), strict=True) if targets else []
-    _take(found)
+    _copy_into(found)
 
 
 def _values(filename: str) -> np.ndarray:
@@ -174,7 +174,7 @@ def load_binary(layers: list[BaseLayer], filename: str) -> None:
             at = _after_statistics(data, at, following)
     if at != len(data):
         raise PartitionError(f"{filename}: {len(data) - at} bytes are left over: the file is of another network.")
-    _take(found)
+    _copy_into(found)
     for layer, _ in stored:
         if isinstance(layer, BatchNorm2d):
             layer.num_batches.fill_(1)

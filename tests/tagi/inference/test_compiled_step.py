@@ -80,7 +80,7 @@ def test_tracing_changes_nothing(traced: list[Any]) -> None:
     assert isinstance(step, compiled_step.CompiledStep)
     batch = torch.randn(4, 1, 8, 8), None, torch.randn(4, 2), torch.tensor(0.1), None
     given = [t for t in batch if t is not None]
-    step._make(batch, [], [*given, *(at[name] for at, name in step._places)])
+    step._make(batch, [], [*given, *(at[name] for at, name in step._slots)])
     for key, value in one.net.state_dict().items():
         assert torch.equal(value, before[key]), key
 

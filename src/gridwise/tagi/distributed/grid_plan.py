@@ -57,9 +57,8 @@ class GridPlan:
     def __post_init__(self) -> None:
         layout: Layout | None = self.source
         first = self.net.layers[0]
-        if not isinstance(first, WindowedBaseLayer) and works_on_blocks(
-            first
-        ):  # both branches of a ResNetBlock need balanced blocks
+        is_block = works_on_blocks(first) and not isinstance(first, WindowedBaseLayer)
+        if is_block:  # both branches of a ResNetBlock need balanced blocks
             layout = self._regrid(self.source, self.source.grid)
         for layer in self.net.layers:
             if layout is not None and works_on_blocks(layer):
@@ -112,7 +111,7 @@ class GridPlan:
         _, _, row, column = source.grid.index_of(self.transport.rank)
         mine = space[0][row], space[1][column]
         margins = ((0, 0), (0, 0), *(rows.margin for rows in mine))
-        halo = Carrier(self.transport, self.team, layer.get_layer_info(), source, needs, margins, layer.outside)
+        halo = Carrier(self.transport, self.team, layer.get_layer_info(), source, needs, margins, layer.padding_value)
         halo.drops = (mine[0].drop, mine[1].drop) if layer.transposed else None
         self.halos[layer] = halo
         return target

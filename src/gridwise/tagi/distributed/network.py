@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -100,4 +99,4 @@ class NetworkOnWorkers:
 def check_input(net: Sequential, x: Gaussian) -> None:
     """Raise unless the network can take `x`: tries one sample on a copy without hooks."""
     zeros = x.mu.new_zeros(1, *x.mu.shape[1:])
-    copy.deepcopy(net).eval().infer(Gaussian(zeros, None if x.var is None else zeros))
+    net.for_evaluation().infer(Gaussian(zeros, None if x.var is None else zeros))

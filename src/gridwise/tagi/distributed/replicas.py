@@ -81,7 +81,7 @@ class Replicas:
 
     def _set_hooks(self) -> None:
         for layer in self.net.parametric_layers():
-            layer.on_sums = self._take
+            layer.on_sums = self._collect_sums
             if isinstance(layer, BatchNorm2d):
                 layer.all_sum = self.all_sum
         self.net.replicas = self
@@ -117,13 +117,13 @@ class Replicas:
         self.agree("backward", problem)
         self._is_open = True
 
-    def _take(self, layer: ParametricLayer) -> None:
+    def _collect_sums(self, layer: ParametricLayer) -> None:
         if not self._is_open:
             self.begin()
         self._taken.append(layer)
         for name, pair in layer.sums.items():
             for place, value in enumerate(pair):
-                item = (value, partial(self._put_back, layer, name, place))
+                item = (value, partial(self._store_sum, layer, name, place))
                 if value.nbytes >= BUCKET and value.is_contiguous():
                     self._post(value, [item])
                 else:
@@ -160,7 +160,7 @@ class Replicas:
         what = f"the sums of {self._taken[-1].get_layer_info()} of {self.name}"
         self._posted.append((self.transport.post_sum(flat, self.team, what), flat, items))
 
-    def _put_back(self, layer: ParametricLayer, name: str, place: int, total: Tensor) -> None:
+    def _store_sum(self, layer: ParametricLayer, name: str, place: int, total: Tensor) -> None:
         if self.scale != 1.0:
             total.mul_(self.scale)
         first, second = layer.sums[name]

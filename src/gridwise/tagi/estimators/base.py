@@ -124,7 +124,7 @@ class TAGIEstimator(BaseEstimator):
                 "are found on rows that are held out."
             )
         with self._seeded(0) as generator:
-            found = search(task, rows, settings, generator, self._say)
+            found = search(task, rows, settings, generator, self._print)
             self.net_ = refit(task, rows, found.schedule, settings.batch_size, generator)
         self.n_epochs_, self.validation_score_ = len(found.schedule), found.likelihood
         self._found, self._calls = found.noise, 0
@@ -153,7 +153,7 @@ class TAGIEstimator(BaseEstimator):
         """The units of each hidden layer; one number is one layer, as in scikit-learn."""
         return list(self.hidden_layers) if isinstance(self.hidden_layers, Iterable) else [self.hidden_layers]
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         print(f"{type(self).__name__}: {line}", flush=True)
 
     def _outputs(self, X: Values) -> tuple[Tensor, Tensor]:

@@ -65,7 +65,9 @@ class TAGIClassifier(ClassifierMixin, TAGIEstimator):
             self._learn(self._task(X, label, weight), len(X), settings)
             self.noise_ = float(self._found)
         if self.verbose:
-            self._say(f"noise {self.noise_:.4g}, {self.n_epochs_} epochs, held-out score {self.validation_score_:.4f}")
+            self._print(
+                f"noise {self.noise_:.4g}, {self.n_epochs_} epochs, held-out score {self.validation_score_:.4f}"
+            )
         return self
 
     def partial_fit(

@@ -38,13 +38,13 @@ class Survey(NamedTuple):
 
 
 class Data(NamedTuple):
-    """Training data: batches, the noise of each epoch, shapes, `count` of batches, and how many `empty` ones to add."""
+    """Training data: batches, the noise of each epoch, shapes, how many batches are this worker's `own`, and `empty`."""
 
     batches: Batches
     sigmas: list[float]
     shape: Shape
     columns: int
-    count: int
+    own: int
     empty: int
 
 
@@ -168,10 +168,10 @@ class Estimator(FittedNetwork):
     def _shared_epoch(self, data: Data) -> Iterator[Batch]:
         """The batches of an epoch, and the empty ones; all workers raise if one has fewer or more than before."""
         batches = data.batches.epoch()
-        for number in range(data.count):
+        for number in range(data.own):
             batch, problem = _next(batches)
             if batch is None:
-                gave = f"the loader gave {number} batches, {data.count} before the first epoch"
+                gave = f"the loader gave {number} batches, {data.own} before the first epoch"
                 self._agree("forward", problem or PartitionError(gave))  # the others are about to make a step
             else:
                 yield batch
@@ -180,9 +180,7 @@ class Estimator(FittedNetwork):
             yield nothing, torch.zeros(0, data.columns, device=self._device())
         batch, problem = _next(batches)
         if batch is not None:
-            problem = PartitionError(
-                f"the loader gave more than {data.count} batches, {data.count} before the first epoch"
-            )
+            problem = PartitionError(f"the loader gave more than {data.own} batches, {data.own} before the first epoch")
         self._agree("epoch", problem)
 
     def _check_parameters(self) -> None:

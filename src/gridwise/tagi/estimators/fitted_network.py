@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -60,7 +59,7 @@ class FittedNetwork:
         """The number of outputs for one row of `shape`, found by trying one sample."""
         if self._shape is not None:
             return self._units
-        trial = self._for_evaluation()
+        trial = self.net.for_evaluation()
         given: Gaussian = trial._input(torch.zeros(1, *shape), None)
         if given.mu.shape[0] != 1:
             raise PartitionError(
@@ -93,25 +92,17 @@ class FittedNetwork:
         check_inputs(rows, what, "x")
         return rows.reshape(len(rows), *shape)
 
-    def _for_evaluation(self) -> Sequential:
-        """A copy of the network in evaluation mode that shares its tensors but no hooks to other workers.
-
-        Several threads may therefore predict at once, and predictions do not affect the network.
-        """
-        shared = {id(t): t for t in (*self.net.parameters(), *self.net.buffers())}
-        return copy.deepcopy(self.net, shared).eval()
-
     @torch.no_grad()
     def _outputs(
         self, mu: Tensor, batch_size: int, var: Tensor | None = None, net: Sequential | None = None
     ) -> tuple[Tensor, Tensor]:
         """Mean and variance of the network's output for all rows; recurrent layers start each row from zero.
 
-        `net` is the result of `_for_evaluation`, for callers that reuse it.
+        `net` is the result of `net.for_evaluation()`, for callers that reuse it.
         """
         if batch_size < 1:
             raise PartitionError(f"predict: `batch_size` (={batch_size}) is less than one.")
-        net = self._for_evaluation() if net is None else net
+        net = self.net.for_evaluation() if net is None else net
         parts = [] if len(mu) else [(torch.zeros(0, self._units, device="cpu"),) * 2]
         for start in range(0, len(mu), batch_size):
             rows = slice(start, start + batch_size)

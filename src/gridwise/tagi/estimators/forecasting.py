@@ -230,7 +230,7 @@ class Forecaster:
 
     def _ahead(self, mu: np.ndarray, var: np.ndarray, known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Mean and variance (row, step) after windows (row, time), by recursion; `known` is (row, time, covariate)."""
-        net = self._regressor._for_evaluation()
+        net = self._regressor.net.for_evaluation()
         for step in range(known.shape[1] - self.window + 1):
             here = slice(step, step + self.window)
             rows = np.concatenate((mu[:, here, None], known[:, here]), 2).reshape(len(mu), -1)

@@ -19,7 +19,7 @@ from .tasks import Numbers, VaryingNumbers
 
 VARYING = "heteroscedastic"
 
-MEMORY = 1000
+NOISE_MEMORY_ROWS = 1000
 """Most rows that earlier noise counts for in `partial_fit`: a network that has just begun makes errors of its own."""
 
 
@@ -95,7 +95,7 @@ class TAGIRegressor(RegressorMixin, TAGIEstimator):
             self._noise_rows = _observed(task)
         if self.verbose:
             noise = np.array2string(np.asarray(self.noise_), precision=4)
-            self._say(f"noise {noise}, {self.n_epochs_} epochs, held-out score {self.validation_score_:.4f}")
+            self._print(f"noise {noise}, {self.n_epochs_} epochs, held-out score {self.validation_score_:.4f}")
         return self
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Values | None = None) -> TAGIRegressor:
@@ -123,7 +123,7 @@ class TAGIRegressor(RegressorMixin, TAGIEstimator):
     def _with_errors(self, task: Numbers, rows: int) -> Tensor:
         """The noise so far and that of new rows, not yet learnt, averaged by the numbers of targets in each column."""
         fresh, _ = task.judge(*task.outputs(self.net_, torch.arange(rows)), torch.arange(rows))
-        known, new = self._noise_rows.clamp_max(MEMORY), _observed(task)
+        known, new = self._noise_rows.clamp_max(NOISE_MEMORY_ROWS), _observed(task)
         self._noise_rows = self._noise_rows + new
         return self._found + (fresh - self._found) * new / (known + new).clamp_min(1.0)
 

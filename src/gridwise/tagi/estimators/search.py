@@ -5,7 +5,7 @@
     the end     `patience` epochs without a better likelihood of the held-out rows; the best epoch counts
     then        a new network learns from all rows, with the same noise in each epoch
 
-There are as many folds as it takes for `ENOUGH` held-out rows: nearly all for a small data set, one for a large one.
+There are as many folds as it takes for `MIN_HELD_OUT_ROWS` held-out rows: nearly all for a small data set, one for a large one.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from ...errors import GridwiseError
 from ..nn import Sequential, TrainStep
 from .tasks import LearningTask
 
-ENOUGH = 250
+MIN_HELD_OUT_ROWS = 250
 """Held-out rows that determine the noise to about five per cent (one over the root of twice their number)."""
 
-BETTER = 1e-4
+MIN_IMPROVEMENT = 1e-4
 """The least increase of the log-likelihood that counts as better."""
 
 
@@ -53,21 +53,21 @@ def search(
     """The noise schedule that is best on held-out rows."""
     fold = fold_of(rows, settings.validation_fraction, generator)
     members = int(fold.max()) + 1
-    away, held = fold[:, None] == torch.arange(members), (fold >= 0).nonzero()[:, 0]
+    held_out, held_out_rows = fold[:, None] == torch.arange(members), (fold >= 0).nonzero()[:, 0]
     net = task.network(members)
     step, batch = TrainStep(net, task.observe), math.ceil(settings.batch_size / (1.0 - settings.validation_fraction))
     schedule: list[Any] = []
     noise, best = task.first_noise(), Found([], None, -math.inf)
     for epoch in range(1, settings.max_epochs + 1):
         schedule.append(noise)
-        learn_epoch(task, step, rows, noise, batch, generator, away)
-        mu, var = (t[torch.arange(len(held)), fold[held]] for t in task.outputs(net, held))
+        learn_epoch(task, step, rows, noise, batch, generator, held_out)
+        mu, var = (t[torch.arange(len(held_out_rows)), fold[held_out_rows]] for t in task.outputs(net, held_out_rows))
         if not bool(torch.isfinite(mu).all() & torch.isfinite(var).all()):
             raise diverged(epoch)
-        noise, likelihood = task.judge(mu, var, held)
+        noise, likelihood = task.judge(mu, var, held_out_rows)
         if settings.verbose > 1:
             say(f"epoch {epoch}: held-out log-likelihood {likelihood:.4f}")
-        if likelihood > best.likelihood + BETTER or not settings.early_stopping:
+        if likelihood > best.likelihood + MIN_IMPROVEMENT or not settings.early_stopping:
             best = Found(list(schedule), noise, likelihood)
         elif epoch - len(best.schedule) >= settings.patience:
             break
@@ -99,19 +99,19 @@ def learn_epoch(
     noise: Any,
     batch_size: int,
     generator: torch.Generator,
-    away: Tensor | None = None,
+    held_out: Tensor | None = None,
 ) -> None:
     """Learn each row once, in random batches."""
     step.net.train()
     for batch in torch.randperm(rows, generator=generator).split(batch_size):
-        task.learn(step, batch, noise, None if away is None else away[batch])
+        task.learn(step, batch, noise, None if held_out is None else held_out[batch])
     step.net.eval()
 
 
 def fold_of(rows: int, fraction: float, generator: torch.Generator) -> Tensor:
     """The member that each row is held out from; -1 for rows that all members learn."""
     size = min(max(1, round(fraction * rows)), rows - 1)
-    count = min(math.ceil(ENOUGH / size), rows // size)
+    count = min(math.ceil(MIN_HELD_OUT_ROWS / size), rows // size)
     fold = torch.arange(rows) // size
     return torch.where(fold < count, fold, -1)[torch.randperm(rows, generator=generator)]
 

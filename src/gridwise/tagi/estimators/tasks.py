@@ -1,7 +1,7 @@
 """The learning tasks of the search: numbers with constant noise, numbers with varying noise, and classes.
 
 Data are standardised tensors in float64. A row of weight w counts as w rows: its noise variance is s / w. Several
-networks may learn at once, as members of one (`stacked.py`). `away` (row, member) marks the rows that are held out from
+networks may learn at once, as members of one (`stacked.py`). `held_out` (row, member) marks the rows that are held out from
 a member: their observations count as missing for it.
 """
 
@@ -26,7 +26,7 @@ ACTIVATIONS: dict[str, Callable[[], BaseLayer]] = {"relu": ReLU, "mixture_relu":
 LEAST_OF_TURNS = 0.05
 """The least noise on a turn (+1 or -1); with less, updates overshoot."""
 
-CALMER = 2.0
+TURN_NOISE_FACTOR = 2.0
 """Turns are learnt with the likeliest noise times this factor, since +1 and -1 are only targets."""
 
 CHUNK = 4096
@@ -57,7 +57,7 @@ class _Task:
     """Data to learn from, as prepared tensors. A subclass defines how they are learnt and judged:
 
     first_noise    the noise of the first epoch
-    learn          one training step on some rows; `away` (row, member) marks those held out from a member
+    learn          one training step on some rows; `held_out` (row, member) marks those held out from a member
     judge          the likeliest noise of some rows, for outputs N(mu, var), and the mean log-likelihood with it
     """
 
@@ -70,9 +70,9 @@ class _Task:
         return outputs_of(net, self.x[rows])
 
 
-def _observed_by(y: Tensor, away: Tensor | None) -> Tensor:
+def _observed_by(y: Tensor, held_out: Tensor | None) -> Tensor:
     """Observations (row, column), or (row, member, column) with NaN where a row is held out from a member."""
-    return y if away is None else torch.where(away[:, :, None], torch.nan, y[:, None])
+    return y if held_out is None else torch.where(held_out[:, :, None], torch.nan, y[:, None])
 
 
 class Numbers(_Task):
@@ -85,9 +85,9 @@ class Numbers(_Task):
     def first_noise(self) -> Tensor:
         return torch.full((self.y.shape[1],), UNKNOWN, dtype=self.y.dtype) if self.fixed is None else self.fixed
 
-    def learn(self, step: TrainStep, rows: Tensor, noise: Tensor, away: Tensor | None = None) -> None:
-        y, var = _observed_by(self.y[rows], away), noise / self.weight[rows, None]
-        step(self.x[rows], y, var if away is None else var[:, None].expand_as(y))
+    def learn(self, step: TrainStep, rows: Tensor, noise: Tensor, held_out: Tensor | None = None) -> None:
+        y, var = _observed_by(self.y[rows], held_out), noise / self.weight[rows, None]
+        step(self.x[rows], y, var if held_out is None else var[:, None].expand_as(y))
 
     def judge(self, mu: Tensor, var: Tensor, rows: Tensor) -> tuple[Tensor, float]:
         y, weight = self.y[rows], self.weight[rows]
@@ -107,8 +107,8 @@ class VaryingNumbers(_Task):
     def first_noise(self) -> None:
         return None
 
-    def learn(self, step: TrainStep, rows: Tensor, noise: None, away: Tensor | None = None) -> None:
-        step(self.x[rows], _observed_by(self.y[rows], away))
+    def learn(self, step: TrainStep, rows: Tensor, noise: None, held_out: Tensor | None = None) -> None:
+        step(self.x[rows], _observed_by(self.y[rows], held_out))
 
     def judge(self, mu: Tensor, var: Tensor, rows: Tensor) -> tuple[None, float]:
         return None, mean_log_density(mu[:, 0::2], var[:, 0::2], self.y[rows], mu[:, 1::2], self.weight[rows])
@@ -130,12 +130,12 @@ class Classes(_Task):
     def first_noise(self) -> float:
         return 0.5 if self.fixed is None else self.fixed
 
-    def learn(self, step: TrainStep, rows: Tensor, noise: float, away: Tensor | None = None) -> None:
+    def learn(self, step: TrainStep, rows: Tensor, noise: float, held_out: Tensor | None = None) -> None:
         label = self.label[rows]
-        turns, nodes = _observed_by(self._turn[label], away), self._node[label]
-        var = (CALMER * noise) ** 2 / self.weight[rows].reshape(-1, *(1,) * (turns.ndim - 1))
-        if away is not None:
-            nodes = nodes[:, None] + self.tree.len * torch.arange(away.shape[1])[:, None]
+        turns, nodes = _observed_by(self._turn[label], held_out), self._node[label]
+        var = (TURN_NOISE_FACTOR * noise) ** 2 / self.weight[rows].reshape(-1, *(1,) * (turns.ndim - 1))
+        if held_out is not None:
+            nodes = nodes[:, None] + self.tree.len * torch.arange(held_out.shape[1])[:, None]
         step(self.x[rows], turns.flatten(1), var.expand_as(turns).flatten(1), nodes.flatten(1))
 
     def judge(self, mu: Tensor, var: Tensor, rows: Tensor) -> tuple[float, float]:

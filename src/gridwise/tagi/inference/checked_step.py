@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 
 from ...log import logger
-from .jumps import leaning
+from .jumps import jumps_moved
 
 Run = Callable[..., Sequence[Tensor]]
 
@@ -63,7 +63,7 @@ class Checked:
     ----------
     plain
         The step: changes some of its tensors in place and returns others.
-    measure
+    reference
         The same, without side effects other than on its tensors: the reference for comparison.
     candidates
         Faster versions of the step; the next one is only requested when the last was found wrong.
@@ -71,8 +71,8 @@ class Checked:
         The relative rounding error of one operation of the step.
     """
 
-    def __init__(self, plain: Run, measure: Run, candidates: Iterator[StepCandidate], eps: float) -> None:
-        self._plain, self._measure, self._candidates, self._eps = plain, measure, candidates, eps
+    def __init__(self, plain: Run, reference: Run, candidates: Iterator[StepCandidate], eps: float) -> None:
+        self._plain, self._reference, self._candidates, self._eps = plain, reference, candidates, eps
         self._left = 0
         self._run, self.name = plain, "plain"
         self._next()
@@ -88,7 +88,7 @@ class Checked:
     def _checked(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         old = _copies(tensors)
         expected = _copies(tensors)
-        returned = self._measure(*expected)
+        returned = self._reference(*expected)
         slack: list[Tensor] = []
         while self._left:
             why = ""
@@ -119,8 +119,8 @@ class Checked:
         reach = min(REACH * self._eps, _FURTHEST)
         for side in (reach, -reach):
             tensors = _copies(old)
-            with leaning(side):
-                made = [*tensors, *self._measure(*tensors)]
+            with jumps_moved(side):
+                made = [*tensors, *self._reference(*tensors)]
             for sum_, mine, other in zip(total, made, want, strict=True):
                 sum_ += (mine - other).abs().nan_to_num(0, 0, 0)
         return total

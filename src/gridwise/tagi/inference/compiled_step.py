@@ -72,7 +72,7 @@ class CompiledStep:
         self._layers = [m for m in net.modules() if isinstance(m, BaseLayer)]
         self._settings = [(vars(layer), _settings_of(layer)) for layer in self._layers]
         self._recurrent = [layer for layer in self._layers if type(layer).carried is not BaseLayer.carried]
-        self._places: list[tuple[dict[str, Any], str]] = [
+        self._slots: list[tuple[dict[str, Any], str]] = [
             (tensors, name)
             for module in net.modules()
             for tensors in (module._parameters, module._buffers)
@@ -87,7 +87,7 @@ class CompiledStep:
     def __call__(self, batch: Batch) -> Gaussian:
         given = [t.contiguous() for t in batch if t is not None]
         carried = [layer.carried() for layer in self._recurrent]
-        tensors = [*given, *(t for states in carried for t in states), *(at[name] for at, name in self._places)]
+        tensors = [*given, *(t for states in carried for t in states), *(at[name] for at, name in self._slots)]
         key = (
             tuple(t is None for t in batch),
             tuple(map(len, carried)),
@@ -99,9 +99,9 @@ class CompiledStep:
         made = self._made.get(key)
         if made is None:
             made = self._made[key] = self._make(batch, carried, tensors)
-        return self._take(made, list(made.run(*tensors)))
+        return self._unpack_outputs(made, list(made.run(*tensors)))
 
-    def _take(self, made: _Made, outputs: list[Tensor]) -> Gaussian:
+    def _unpack_outputs(self, made: _Made, outputs: list[Tensor]) -> Gaussian:
         """The prediction; the carried states are handed to their layers."""
         values = iter(outputs)
         out = Gaussian(next(values), *(next(values) if there else None for there in made.moments))
@@ -120,25 +120,25 @@ class CompiledStep:
             layouts[:] = [((out.var is not None, out.jcb is not None), [len(states) for states in after])]
             return [t for t in (*out, *chain.from_iterable(after)) if t is not None]
 
-        def measure(*values: Tensor) -> list[Tensor]:
+        def reference(*values: Tensor) -> list[Tensor]:
             with _untouched(self._layers):
                 return run(*values)
 
-        given = len(tensors) - len(self._places)
+        given = len(tensors) - len(self._slots)
         candidates = self._candidates(run, tensors, given)
-        checked = Checked(run, measure, candidates, self._eps(tensors))
+        checked = Checked(run, reference, candidates, self._eps(tensors))
         return _Made(checked, *layouts[0])
 
     def _candidates(self, run: Callable[..., list[Tensor]], tensors: Tensors, given: int) -> Iterator[StepCandidate]:
         """Faster versions of the step, the fastest first."""
         cuda = tensors[0].is_cuda
         for name in ("compiled", "compiled out of place") if _IN_PLACE else ("compiled out of place",):
-            graph = trace(run if name == "compiled" else partial(_apart, run, given), tensors)
+            graph = trace(run if name == "compiled" else partial(_out_of_place, run, given), tensors)
             made = _compiled(graph, tensors)
             if made is None:
                 break
             if name != "compiled":
-                made = partial(_put_back, made, given)
+                made = partial(_copy_back, made, given)
             yield StepCandidate(name, Captured(made, given) if cuda else made)
         if cuda:
             yield StepCandidate("captured", Captured(run, given))
@@ -169,18 +169,18 @@ class CompiledStep:
     def _with(self, batch: Batch, counts: Sequence[int], values: Iterator[Tensor]) -> tuple[Gaussian, list[Tensors]]:
         """The prediction and the carried states after a step on `values` in place of the network's own tensors."""
         states = [layer.carried() for layer in self._recurrent]
-        kept = [at[name] for at, name in self._places]
+        kept = [at[name] for at, name in self._slots]
         try:
             given = tuple(None if t is None else next(values) for t in batch)
             for layer, count in zip(self._recurrent, counts, strict=True):
                 layer.carry(tuple(islice(values, count)))
-            for at, name in self._places:
+            for at, name in self._slots:
                 at[name] = next(values)
             return self.step(given), [layer.carried() for layer in self._recurrent]
         finally:
             for layer, state in zip(self._recurrent, states, strict=True):
                 layer.carry(state)
-            for (at, name), tensor in zip(self._places, kept, strict=True):
+            for (at, name), tensor in zip(self._slots, kept, strict=True):
                 at[name] = tensor
 
 
@@ -218,13 +218,13 @@ def _fast_products(tensors: Tensors) -> bool:
 
 
 # ---- inductor --------------------------------------------------------------------------------------------------------
-def _apart(run: Callable[..., Tensors], given: int, *tensors: Tensor) -> list[Tensor]:
+def _out_of_place(run: Callable[..., Tensors], given: int, *tensors: Tensor) -> list[Tensor]:
     """The step out of place: instead of changing the tensors after the first `given`, returns their new values last."""
     after = [t.clone() for t in tensors[given:]]
     return [*run(*tensors[:given], *after), *after]
 
 
-def _put_back(made: Callable[..., Tensors], given: int, *tensors: Tensor) -> list[Tensor]:
+def _copy_back(made: Callable[..., Tensors], given: int, *tensors: Tensor) -> list[Tensor]:
     """The step in place, from one out of place: copies the new values that it returns into the tensors."""
     out, own = list(made(*tensors)), tensors[given:]
     torch._foreach_copy_(list(own), out[len(out) - len(own) :])

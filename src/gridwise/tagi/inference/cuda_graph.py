@@ -24,7 +24,7 @@ class Captured:
         self._calls = 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._addresses: list[int] = []
-        self._places: list[Tensor] = []
+        self._input_buffers: list[Tensor] = []
         self._outputs: Sequence[Tensor] = ()
 
     def __call__(self, *tensors: Tensor) -> list[Tensor]:
@@ -36,7 +36,7 @@ class Captured:
             self._capture(tensors)
             self._addresses = addresses
         assert self._graph is not None
-        torch._foreach_copy_(self._places, list(tensors[: self.moving]))
+        torch._foreach_copy_(self._input_buffers, list(tensors[: self.moving]))
         self._graph.replay()
         fresh = [torch.empty_like(t) for t in self._outputs]
         torch._foreach_copy_(fresh, list(self._outputs))
@@ -51,7 +51,7 @@ class Captured:
         return out
 
     def _capture(self, tensors: Sequence[Tensor]) -> None:
-        self._places = [t.clone() for t in tensors[: self.moving]]
+        self._input_buffers = [t.clone() for t in tensors[: self.moving]]
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
-            self._outputs = self.run(*self._places, *tensors[self.moving :])
+            self._outputs = self.run(*self._input_buffers, *tensors[self.moving :])

@@ -4,8 +4,8 @@ A ReLU passes the variance of a unit on if its mean is above zero, and nothing o
 the other side of zero therefore changes everything that follows; among millions of units there are some. The same goes
 for almost equal means in a window of `MaxPool2d`, and for variances that an update brings almost to zero.
 
-    with leaning(r):    all jumps are moved up, by r times the size of the values compared
-    with leaning(-r):   down
+    with jumps_moved(r):    all jumps are moved up, by r times the size of the values compared
+    with jumps_moved(-r):   down
 
 A unit that is closer to a jump than that is on different sides in the two runs: their difference is what rounding can
 explain (`checked_step.py`).
@@ -20,38 +20,38 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor
 
-_LEAN = ContextVar("gridwise_tagi_lean", default=0.0)
+_SHIFT = ContextVar("gridwise_tagi_shift", default=0.0)
 
 
 @contextmanager
-def leaning(reach: float) -> Iterator[None]:
+def jumps_moved(reach: float) -> Iterator[None]:
     """Move all jumps by `reach` times the size of the values compared, inside the context."""
-    token = _LEAN.set(reach)
+    token = _SHIFT.set(reach)
     try:
         yield
     finally:
-        _LEAN.reset(token)
+        _SHIFT.reset(token)
 
 
 def is_positive(x: Tensor) -> Tensor:
-    """Whether x > 0, for a batch of units; with the threshold moved inside `leaning`."""
-    lean = _LEAN.get()
-    return x > 0 if not lean else x > lean * _size(x)
+    """Whether x > 0, for a batch of units; with the threshold moved inside `jumps_moved`."""
+    shift = _SHIFT.get()
+    return x > 0 if not shift else x > shift * _size(x)
 
 
-def zero_of(var: Tensor) -> float:
-    """The threshold that variances must exceed: zero, moved inside `leaning`."""
-    lean = _LEAN.get()
-    return 0.0 if not lean else lean * float(_size(var[None]).max())
+def variance_threshold(var: Tensor) -> float:
+    """The threshold that variances must exceed: zero, moved inside `jumps_moved`."""
+    shift = _SHIFT.get()
+    return 0.0 if not shift else shift * float(_size(var[None]).max())
 
 
-def ranked(x: Tensor) -> Tensor:
-    """The values by which a maximum is chosen: x itself, with noise added inside `leaning`."""
-    lean = _LEAN.get()
-    if not lean:
+def max_pool_keys(x: Tensor) -> Tensor:
+    """The values by which a maximum is chosen: x itself, with noise added inside `jumps_moved`."""
+    shift = _SHIFT.get()
+    if not shift:
         return x
     noise = torch.rand(x.shape, generator=torch.Generator().manual_seed(0), device="cpu").to(x)
-    return x + lean * _size(x) * noise
+    return x + shift * _size(x) * noise
 
 
 def _size(x: Tensor) -> Tensor:

@@ -22,10 +22,11 @@ from ..distributed.replicas import Made
 from ..nn.data_struct import Values
 from ..nn.gaussian import Gaussian, Innovation
 from ..nn.layer_block import LayerBlock
-from ..nn.output_updater import observe, observe_at, observe_heteros
+from ..nn.output_updater import as_indices, observe, observe_at, observe_heteros
 from ..nn.sequential import Sequential
 from .compiled_step import Batch, CompiledStep
 from .finite_values import as_observations, as_variances
+from .tracing import is_traced
 
 
 class _Batch(NamedTuple):
@@ -115,5 +116,6 @@ class TrainStep:
         if self.observe == "indices":
             if batch.where is None:
                 raise PartitionError("TrainStep: `index` is needed with observe='indices'.")
-            return observe_at(out, batch.y, batch.noise, batch.where)
+            unchecked = is_traced() or batch.where.is_cuda  # the host would have to wait for the values
+            return observe_at(out, batch.y, batch.noise, batch.where if unchecked else as_indices(out, batch.where))
         return observe(out, batch.y, batch.noise)

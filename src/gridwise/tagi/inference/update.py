@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .jumps import zero_of
+from .jumps import variance_threshold
 from .tracing import is_traced
 
 FLOOR = 1e-5  # replaces a variance that an update would have made zero or negative
@@ -61,7 +61,7 @@ def capped_update(changes: Sequence[Change]) -> None:
     for group in _groups(list(_in_blocks(changes)), _BLOCK):
         _add(group)
         for piece in group:
-            if float(piece.var.amin()) <= zero_of(piece.var):  # this test costs a third of counting
+            if float(piece.var.amin()) <= variance_threshold(piece.var):  # this test costs a third of counting
                 _put_to_floor(piece)
 
 
@@ -112,7 +112,7 @@ def _add(changes: Sequence[Change]) -> None:
 
 
 def _put_to_floor(change: Change) -> None:
-    zero = zero_of(change.var)
+    zero = variance_threshold(change.var)
     if change.floored is not None:
         change.floored.add_((change.var <= zero).sum())
     F.threshold(change.var, zero, FLOOR, inplace=True)

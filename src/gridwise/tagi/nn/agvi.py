@@ -20,7 +20,6 @@ if there were no noise, which the original found to train faster.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from ...errors import PartitionError
 from ..inference.moments import TINY
@@ -91,8 +90,4 @@ def _of_noise(noise: Gaussian, d: Innovation) -> Innovation:
     gain = noise.jacobian() / a
     mu, var = gain * (square + g - 1.0) / r, gain * gain * ((2.0 * g * g + 4.0 * g * square) / r - 1.0) / r
     known = (a > 0) & (q > 0) & torch.isfinite(mu) & torch.isfinite(var)
-    return Innovation(_where(known, mu), _where(known, var))
-
-
-def _where(known: Tensor, value: Tensor) -> Tensor:
-    return torch.where(known, value, 0.0)
+    return Innovation(torch.where(known, mu, 0.0), torch.where(known, var, 0.0))

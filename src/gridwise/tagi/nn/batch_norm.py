@@ -148,11 +148,11 @@ class BatchNorm2d(AffineNorm):
             mean = gathered[:-1] / n.clamp_min(1.0)
             squares = self.all_sum(self._squares(x, mean, dim))
             variance = squares / (n - 1).clamp_min(1.0)
-            self._note(mean, variance, n > 0)
+            self._update_running(mean, variance, n > 0)
         elif count:
             mean = total / count
             variance = self._squares(x, mean, dim) / max(count - 1.0, 1.0)
-            self._note(mean, variance)
+            self._update_running(mean, variance)
         else:
             return self.running_mean, self.running_var
         return mean, variance
@@ -162,7 +162,7 @@ class BatchNorm2d(AffineNorm):
         squares = (x.mu - mean.view(_along(dim, x.mu))).square().sum(dims)
         return squares if x.var is None else squares + x.var.sum(dims, dtype=mean.dtype)
 
-    def _note(self, mean: Tensor, variance: Tensor, some: Tensor | None = None) -> None:
+    def _update_running(self, mean: Tensor, variance: Tensor, some: Tensor | None = None) -> None:
         """Update the running statistics; `some`: whether any worker had samples."""
         keep: Tensor | float = self.momentum
         if self.compat != "cutagi":

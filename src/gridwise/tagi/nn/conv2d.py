@@ -76,7 +76,7 @@ class Conv2d(WindowedBaseLayer, ParametricLayer):
         self.declared_hw = in_height, in_width  # in_height and in_width change with every input
         self.gain_weight, self.gain_bias, self.init_method = gain_weight, gain_bias, init_method
         if in_width and in_height:
-            self._note_sizes(in_channels, in_height, in_width)
+            self._record_sizes(in_channels, in_height, in_width)
         self.init_weight_bias()
 
     # ---- shapes -----------------------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ class Conv2d(WindowedBaseLayer, ParametricLayer):
                 f"{self.get_layer_info()}: the input of shape {tuple(x.mu.shape)} has {x.mu.shape[1]} channels, "
                 f"`in_channels` (={self.in_channels})."
             )
-        self._note_sizes(*x.mu.shape[1:])
+        self._record_sizes(*x.mu.shape[1:])
         m, v, _ = self._fetched_rows(x)
         squares = self.mu_w * self.mu_w
         second = m * m if v is None else torch.addcmul(v, m, m)
@@ -144,7 +144,7 @@ class Conv2d(WindowedBaseLayer, ParametricLayer):
 
     def _kernel(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if not x.numel() and self.halo is not None:  # torch refuses images without rows; a block may have none
-            return x.new_zeros(x.shape[0], self.out_channels, *self._made_of(x.shape[2:]))
+            return x.new_zeros(x.shape[0], self.out_channels, *self._output_hw_of_rows(x.shape[2:]))
         return torch.ops.aten.convolution(
             x, weight, bias, self.stride, self._symmetric(), self.dilation, self.transposed, [0, 0], self.groups
         )

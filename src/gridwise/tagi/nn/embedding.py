@@ -91,11 +91,11 @@ class Embedding(ParametricLayer):
             d = (d.reshape(*row.shape, self.embedding_dim) * real).reshape(-1, self.embedding_dim)
             sums.append(torch.zeros_like(self.mu_w).index_add_(0, row.reshape(-1), d))
         if self.compat == "cutagi":
-            sums = self._pile(sums)
+            sums = self._accumulate(sums)
         self._sums_ready(row.shape[0], (sums[0], sums[1]), None)
         return Innovation(torch.zeros_like(row, dtype=delta.mu.dtype), torch.zeros_like(row, dtype=delta.mu.dtype))
 
-    def _pile(self, sums: list[Tensor]) -> list[Tensor]:
+    def _accumulate(self, sums: list[Tensor]) -> list[Tensor]:
         now = sums[0] * self.var_w, sums[1] * self.var_w
         if self._piled is not None:
             now = now[0] + self._piled[0], now[1] + self._piled[1]

@@ -69,10 +69,9 @@ def observe_heteros(out: Gaussian, y: Tensor) -> Innovation:
     gain = j1 / a
     even = Innovation(j0 * ((y - m0) / total), -j0 * (j0 / total))
     odd = Innovation(gain * h * (z - 1.0) / r, gain * gain * ((2.0 * g * g + 4.0 * g * h * z) / r - 1.0) / r)
-    observed = [
-        torch.isfinite(mean) & torch.isfinite(spread) for mean, spread in (even, odd)
-    ]  # not missing, nor a zero variance
-    pairs = (torch.stack((_where(e, observed[0]), _where(o, observed[1])), -1) for e, o in zip(even, odd, strict=True))
+    # not finite where the observation is missing or a variance is zero
+    known = torch.stack([torch.isfinite(mean) & torch.isfinite(spread) for mean, spread in (even, odd)], -1)
+    pairs = (torch.where(known, torch.stack(pair, -1), 0.0) for pair in zip(even, odd, strict=True))
     return Innovation(*(p.reshape(mu.shape) for p in pairs))
 
 
@@ -91,11 +90,7 @@ def _gaussian_update(m: Tensor, v: Tensor, jcb: Tensor | None, y: Tensor, noise:
     gain = torch.reciprocal(v + noise) if jcb is None else jcb / (v + noise)
     usable = torch.isfinite(gain * y)  # False for a zero variance and for a missing value
     delta_var = -gain if jcb is None else -gain * jcb
-    return _where(gain * (y - m), usable), _where(delta_var, usable)
-
-
-def _where(value: Tensor, usable: Tensor) -> Tensor:
-    return torch.where(usable, value, 0.0)
+    return torch.where(usable, gain * (y - m), 0.0), torch.where(usable, delta_var, 0.0)
 
 
 class OutputUpdater:
@@ -140,7 +135,7 @@ class OutputUpdater:
         """Observe only the units `selected_idx` of each sample, counted from 1."""
         out = output_states.gaussian
         delta_states.set_from(
-            lambda: observe_at(out, *self._observation(out, mu_obs, var_obs), _indices(out, selected_idx))
+            lambda: observe_at(out, *self._observation(out, mu_obs, var_obs), as_indices(out, selected_idx))
         )
 
     @torch.no_grad()
@@ -153,12 +148,14 @@ class OutputUpdater:
         return as_observations(mu_obs, out.mu), as_variances(var_obs, out.mu, "var_obs")
 
 
-def _indices(out: Gaussian, selected_idx: object) -> Tensor:
+def as_indices(out: Gaussian, selected_idx: object) -> Tensor:
+    """Indices of output units, counted from 1, on the device of `out`; raises for those that it does not have."""
     index = torch.as_tensor(selected_idx).to(out.mu.device, torch.long)
     batch, units = out.mu.shape[0], out.mu.shape[1:].numel()
     if index.numel() and not (1 <= int(index.min()) <= int(index.max()) <= units):
         raise PartitionError(
-            f"update_using_indices: {index.numel()} indices for {batch} samples of {units} units.\n"
+            f"{index.numel()} indices, from {int(index.min())} to {int(index.max())}, came in for {batch} samples of {units} "
+            "units.\n"
             f"  fix: as many for each sample, each from 1 to {units}."
         )
     return index

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import PartitionError
-from ..inference.jumps import ranked
+from ..inference.jumps import max_pool_keys
 from .gaussian import Gaussian, Innovation
 from .windowed import Size2, WindowedBaseLayer
 
@@ -63,13 +63,13 @@ class AvgPool2d(Pool2d):
         rows = self._fetched_rows(x)
         mu = self._average(rows.mu, area)
         var = None if rows.var is None else self._average(rows.var, area * area)
-        self._note_sizes(*x.mu.shape[1:])
+        self._record_sizes(*x.mu.shape[1:])
         self._keep(x.jcb, x.mu.shape, rows.mu.shape)
         return Gaussian(mu, var)
 
     def _average(self, x: Tensor, divisor: int) -> Tensor:
         if not x.numel():
-            return x.new_zeros(*x.shape[:2], *self._made_of(x.shape[2:]))
+            return x.new_zeros(*x.shape[:2], *self._output_hw_of_rows(x.shape[2:]))
         return F.avg_pool2d(x, self.kernel_size, self.stride, divisor_override=divisor)
 
     def backward(self, delta: Innovation, need_input: bool = True) -> Innovation | None:
@@ -81,7 +81,7 @@ class AvgPool2d(Pool2d):
         return self._returned_rows(back, shape).through(jcb)
 
     def _spread(self, d: Tensor, rows: torch.Size, divisor: int) -> Tensor:
-        d = d.reshape(*rows[:2], *self._made_of(rows[2:])).contiguous()
+        d = d.reshape(*rows[:2], *self._output_hw_of_rows(rows[2:])).contiguous()
         if not d.numel():
             return d.new_zeros(rows)
         like = d.new_empty(1).expand(rows)
@@ -107,7 +107,7 @@ class MaxPool2d(Pool2d):
     (128,)
     """
 
-    outside = float("-inf")
+    padding_value = float("-inf")
 
     def __init__(self, kernel_size: Size2, stride: Size2 = 1, padding: Size2 = 0, padding_type: int = 0) -> None:
         super().__init__(kernel_size, stride, padding, padding_type)
@@ -120,14 +120,14 @@ class MaxPool2d(Pool2d):
     def forward(self, x: Gaussian) -> Gaussian:
         rows = self._fetched_rows(x)
         if rows.mu.numel():
-            mu, index = F.max_pool2d(ranked(rows.mu), self.kernel_size, self.stride, return_indices=True)
+            mu, index = F.max_pool2d(max_pool_keys(rows.mu), self.kernel_size, self.stride, return_indices=True)
         else:
-            mu = rows.mu.new_zeros(*rows.mu.shape[:2], *self._made_of(rows.mu.shape[2:]))
+            mu = rows.mu.new_zeros(*rows.mu.shape[:2], *self._output_hw_of_rows(rows.mu.shape[2:]))
             index = mu.long()
         var = None
         if rows.var is not None:
             var = rows.var.flatten(2).gather(2, index.flatten(2)).reshape(mu.shape)
-        self._note_sizes(*x.mu.shape[1:])
+        self._record_sizes(*x.mu.shape[1:])
         self._keep(index, x.jcb, x.mu.shape, rows.mu.shape)
         return Gaussian(mu, var)
 

@@ -11,6 +11,7 @@ shape that the last layer gives them; for NumPy arrays they are flat float array
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -97,6 +98,14 @@ class Sequential(LayerBlock):
     def parametric_layers(self) -> list[ParametricLayer]:
         """All layers with parameters, nested ones included, in forward order."""
         return [layer for layer in self.leaves() if isinstance(layer, ParametricLayer)]
+
+    def for_evaluation(self) -> Sequential:
+        """A copy in evaluation mode that shares all tensors with the network, but has no hooks to other workers.
+
+        Several threads may therefore predict at once, and predictions do not affect the network.
+        """
+        shared = {id(t): t for t in (*self.parameters(), *self.buffers())}
+        return copy.deepcopy(self, shared).eval()
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"replicas": None}

@@ -27,7 +27,7 @@ from .lstm import LSTM, LSTMStates, _GateWeights, _Step
 _LEAST = 1e-5  # replaces a variance that is not positive
 
 
-class _Moment(NamedTuple):
+class _TimeStepRecord(NamedTuple):
     """The record of one time step."""
 
     prior: LSTMStates
@@ -68,7 +68,7 @@ class SLSTM(LSTM):
         init_method: str = "He",
     ) -> None:
         super().__init__(input_size, output_size, seq_len, bias, gain_weight, gain_bias, init_method, stateful=True)
-        self.history: list[_Moment] = []
+        self.history: list[_TimeStepRecord] = []
         self.smoothed: list[LSTMStates] = []
 
     def _observe_step(self, before: LSTMStates | None, after: LSTMStates, step: _Step, weights: _GateWeights) -> None:
@@ -81,7 +81,7 @@ class SLSTM(LSTM):
             through = torch.einsum("bqj,pqj->bpj", slopes, weights.mu_h.unflatten(1, (4, n)))
             cov_hh = before.var_h[:, :, None] * through
             cov_cc = before.var_c * step.f
-        self.history.append(_Moment(after, after, cov_cc, cov_hh))
+        self.history.append(_TimeStepRecord(after, after, cov_cc, cov_hh))
 
     def _posterior(self, states: LSTMStates, step: _Step, h: Innovation) -> None:
         super()._posterior(states, step, h)
@@ -114,7 +114,7 @@ class SLSTM(LSTM):
         return [Gaussian(s.mu_h, s.var_h) for s in self.smoothed]
 
 
-def _smooth(posterior: LSTMStates, later: _Moment, smoothed: LSTMStates) -> LSTMStates:
+def _smooth(posterior: LSTMStates, later: _TimeStepRecord, smoothed: LSTMStates) -> LSTMStates:
     """The smoothed states of a step, from its posterior and the smoothed states of the next step."""
     if later.cov_cc is None or later.cov_hh is None:  # a new sequence started at the later step
         return posterior

@@ -54,7 +54,7 @@ class WindowedBaseLayer(BaseLayer):
     dilation: tuple[int, int]
     transposed: bool = False
     keeps_channels: bool = False
-    outside: float = 0.0
+    padding_value: float = 0.0
     """The padding value."""
 
     def __getstate__(self) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class WindowedBaseLayer(BaseLayer):
         height, width = (self._outputs_along(d, n, sides * self.padding[d]) for d, n in enumerate(hw))
         return height, width
 
-    def _made_of(self, rows: Sequence[int]) -> list[int]:
+    def _output_hw_of_rows(self, rows: Sequence[int]) -> list[int]:
         """Height and width of the output for fetched rows, already padded and possibly none."""
         return [max(0, self._outputs_along(d, n, 0)) if n else 0 for d, n in enumerate(rows)]
 
@@ -91,7 +91,7 @@ class WindowedBaseLayer(BaseLayer):
             return self.stride[d] * (n - 1) + span - padding
         return (n + padding - span) // self.stride[d] + 1
 
-    def _note_sizes(self, channels: int, height: int, width: int) -> None:
+    def _record_sizes(self, channels: int, height: int, width: int) -> None:
         if is_traced() or self.halo is not None:
             return
         if self.keeps_channels:
@@ -122,7 +122,7 @@ class WindowedBaseLayer(BaseLayer):
 
     def _pad(self, x: Tensor) -> Tensor:
         rows, columns = self._margins()
-        return F.pad(x, (*columns, *rows), value=self.outside) if any((*rows, *columns)) else x
+        return F.pad(x, (*columns, *rows), value=self.padding_value) if any((*rows, *columns)) else x
 
     def _margins(self) -> Margins:
         """The padding added to an image before torch's kernel is called."""

@@ -56,7 +56,7 @@ class Consensus:
         self.transport = self.P.transport
         self.team = self.P.team
         self.rank = self.transport.rank
-        self.place = self.P.rank
+        self.index = self.P.rank
         self.size = self.P.size
         self.root = self.P.ranks[0]
         self.what = f"{doing} {path}"
@@ -117,7 +117,7 @@ class Consensus:
         """On the first worker, the results of `step` on the others, in the partition's order; or one error on all."""
         mine, error = attempt(step)
         sizes = [0] * self.size
-        sizes[self.place] = len(mine or b"")
+        sizes[self.index] = len(mine or b"")
         sizes = self.agree(error, failure, tail, sizes)
         if not self.is_root:
             data = torch.frombuffer(bytearray(mine or b""), dtype=torch.uint8)
@@ -136,7 +136,7 @@ class Consensus:
             raise_mismatch(self.transport, self.team, self.what, key)
         return bool(words[2] == -words[3]), int(words[4])
 
-    def say_all(self, message: object) -> list[Any]:
+    def gather_json(self, message: object) -> list[Any]:
         """The messages of all workers, in the order of the team, on every worker."""
         data = json.dumps(message, separators=(",", ":")).encode()
         return [json.loads(part) for part in self.transport.gather_bytes(data, self.team, self.what)]
@@ -168,17 +168,17 @@ def _kind_of(error: Exception) -> str:
 
 
 def joint_error(
-    what: str, said: dict[int, list[str] | None], failure: type[CheckpointError], tail: str
+    what: str, messages: dict[int, list[str] | None], failure: type[CheckpointError], tail: str
 ) -> CheckpointError:
     """One error for all workers: each distinct text once, with the workers that have it."""
     groups: dict[tuple[str, str], list[int]] = {}
-    for rank, words in said.items():
+    for rank, words in messages.items():
         if words is not None:
             kind, text = words
             groups.setdefault((kind, text), []).append(rank)
     kinds = {_KINDS.get(kind, failure) for kind, _ in groups}
     lines = []
     for (_, text), ranks in groups.items():
-        who = "" if len(said) == 1 else f"worker{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}: "
+        who = "" if len(messages) == 1 else f"worker{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}: "
         lines.append(f"{what}: {who}{text}")
     return (kinds.pop() if len(kinds) == 1 else failure)("\n".join(lines) + tail)

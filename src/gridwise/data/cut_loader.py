@@ -124,8 +124,8 @@ class CutLoader:
     def _read_by_first(self, batches: Iterator[list[Tensor]]) -> Any:
         is_root = self.transport.rank == self.root
         found = together(self.transport, self.team, "CutLoader", lambda: _next(batches) if is_root else None)
-        told = [] if found is None else [[str(x.dtype).removeprefix("torch."), *x.shape] for x in found]
-        header = json.dumps(told).encode() if is_root else b""
+        own_kinds = [] if found is None else [[str(x.dtype).removeprefix("torch."), *x.shape] for x in found]
+        header = json.dumps(own_kinds).encode() if is_root else b""
         parts = self.transport.gather_bytes(header, self.team, "CutLoader")
         kinds = json.loads(parts[self.team.index(self.root)])
         if not kinds:

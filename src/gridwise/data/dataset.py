@@ -108,7 +108,7 @@ class BlockDataset:
         """This worker's block of a sample, without a batch dim, wherever axis 0 of the grid would put it."""
         if not -len(self) <= sample < len(self):
             raise IndexError(f"there are {len(self)} samples, and no sample {sample}.")
-        boxes = [self._box(number, 1, alone=True) for number in range(len(self.shapes))]
+        boxes = [self._box(number, 1, uncut=True) for number in range(len(self.shapes))]
         request = ReadRequest((sample % len(self),), tuple(boxes), 0, 0)
         pairs = zip(self.reader.read(request), self.partitions, strict=True)
         return self._returned([block[0] if P.active else zero_volume_tensor(None, block.dtype) for block, P in pairs])
@@ -152,15 +152,15 @@ class BlockDataset:
     def _returned(self, blocks: list[Tensor]) -> Any:
         return tuple(blocks) if self.is_tuple else blocks[0]
 
-    def _box(self, number: int, count: int, alone: bool = False) -> Box:
-        """This worker's box of a batch of `count` samples; `alone`: as if axis 0 of the grid did not cut it."""
+    def _box(self, number: int, count: int, uncut: bool = False) -> Box:
+        """This worker's box of a batch of `count` samples; `uncut`: as if axis 0 of the grid did not cut it."""
         P, shape = self.partitions[number], (count, *self.shapes[number])
         if not P.active:
             return Box.of_shape((0,) * len(shape))
         if not isinstance(P, CartesianPartition):
             return Box.of_shape(shape)
         box = Layout.balanced(P.grid, shape).block(P.transport.rank)
-        if alone:
+        if uncut:
             box = Box((0, *box.start[1:]), (count, *box.stop[1:]))
         return box.grown(self.halos[number], shape)
 
@@ -178,20 +178,20 @@ class BlockDataset:
 
     def _check(self, reader: SampleReader) -> None:
         """Raise unless the arrays have equally many samples, batches a dim for each axis, and the transforms fit."""
-        lengths = [f"{field.samples.says}: {len(field.samples)}" for field in reader.fields]
+        lengths = [f"{field.samples.label}: {len(field.samples)}" for field in reader.fields]
         if len({len(field.samples) for field in reader.fields}) > 1:
             raise DataError("the arrays of one dataset need as many samples each.", lengths)
         for field, P, shape in zip(reader.fields, self.partitions, reader.shapes(), strict=True):
             if isinstance(P, CartesianPartition) and P.dim != 1 + len(shape):
                 raise DataError(
-                    f"{field.samples.says}: a batch of samples of shape {shape} has {1 + len(shape)} dims, its grid "
+                    f"{field.samples.label}: a batch of samples of shape {shape} has {1 + len(shape)} dims, its grid "
                     f"{P.shape} has {P.dim} axes.",
                     fix="use 1 for the axes of dims that are not cut; axis 0 is that of the batch; add_channel=True adds a "
                     "dim for channels.",
                 )
         batch_axes = {P.shape[0] if isinstance(P, CartesianPartition) else 1 for P in self.partitions}
         ranks = {P.ranks for P in self.partitions}
-        if reader.changes and (len(batch_axes) > 1 or len(ranks) > 1):
+        if reader.has_value_transforms and (len(batch_axes) > 1 or len(ranks) > 1):
             raise DataError(
                 "a function of a sample's blocks needs all of them on the same worker: give all partitions the same workers, "
                 "and as many along axis 0."

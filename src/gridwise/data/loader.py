@@ -20,7 +20,7 @@ from ..nn.engine.agreement import is_on
 from .agreement import together
 from .dataset import BlockDataset
 from .order import Order, Position
-from .prefetch import Prefetch, Span
+from .prefetch import BatchSpan, Prefetch
 from .reader import ReadRequest
 
 SHOWN = 8
@@ -132,7 +132,7 @@ class BlockLoader:
     def _settings(self) -> dict[str, Any]:
         return {"length": self.order.length, "shuffle": self.order.shuffle, "seed": self.order.seed}
 
-    def _requests(self, epoch: int, start: int) -> Iterator[tuple[ReadRequest, Span]]:
+    def _requests(self, epoch: int, start: int) -> Iterator[tuple[ReadRequest, BatchSpan]]:
         """The batches of an epoch, from place `start` of its order on: what to read, and the span of places."""
         order = self.order.samples(epoch)
         for first in range(start, len(order), self.batch_size):
@@ -168,7 +168,7 @@ class BlockLoader:
         return tuple(self._moved(x) for x in batch)
 
 
-def _spelt(request: ReadRequest, about: Span) -> str:
+def _spelt(request: ReadRequest, about: BatchSpan) -> str:
     numbers = ", ".join(map(str, request.samples[:SHOWN])) + (", ..." if len(request.samples) > SHOWN else "")
     return f"the batch of samples {numbers} (from place {about[0]} of epoch {request.epoch})"
 

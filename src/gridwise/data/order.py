@@ -65,10 +65,10 @@ class Position:
         self._is_loaded = True
 
 
-def runs(samples: Sequence[int], longest: int) -> Iterator[tuple[int, Sequence[int]]]:
+def consecutive(samples: Sequence[int], longest: int) -> Iterator[tuple[int, Sequence[int]]]:
     """Runs of consecutive samples, to be read or written at once, each with its place in the batch.
 
-    >>> list(runs((4, 5, 6, 2), longest=2))
+    >>> list(consecutive((4, 5, 6, 2), longest=2))
     [(0, (4, 5)), (2, (6,)), (3, (2,))]
     """
     start = 0

@@ -28,7 +28,7 @@ from ..errors import DataError
 from .reader import ReadRequest, SampleReader
 
 Batch = list[Tensor] | Exception
-Span = tuple[int, int]
+BatchSpan = tuple[int, int]
 """The places of a batch in the order of its epoch: of its first sample, and of the one after its last."""
 
 
@@ -40,7 +40,9 @@ class Prefetch:
         self._executor: Executor | None = None
         self._sent = _packed(reader) if processes and ahead else b""
 
-    def answers(self, requests: Iterator[tuple[ReadRequest, Span]]) -> Iterator[tuple[ReadRequest, Span, Batch]]:
+    def answers(
+        self, requests: Iterator[tuple[ReadRequest, BatchSpan]]
+    ) -> Iterator[tuple[ReadRequest, BatchSpan, Batch]]:
         """The batch for each request, in order, or the error that prevented it."""
         if not self.ahead:
             yield from ((request, about, _tried(self.reader, request)) for request, about in requests)

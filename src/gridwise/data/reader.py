@@ -12,9 +12,9 @@ from torch import Tensor
 
 from ..errors import DataError, GridwiseError
 from ..grid import Box, Region, Shape
-from .order import runs
+from .order import consecutive
 from .samples import Samples
-from .sources import Place
+from .sources import Slices
 from .transforms import PlaceTransform, ValueTransform, generator_of
 
 
@@ -32,12 +32,12 @@ class Field:
         """The shape of a sample as it is stored, with the added channel."""
         return (1, *self.samples.shape) if self.add_channel else self.samples.shape
 
-    def read(self, first: int, place: Place, out: np.ndarray) -> None:
-        """Fill `out` with the box `place`, in the dims of `shape`, of samples `first`, `first` + 1, ..."""
+    def read(self, first: int, slices: Slices, out: np.ndarray) -> None:
+        """Fill `out` with the box `slices`, in the dims of `shape`, of samples `first`, `first` + 1, ..."""
         if not self.add_channel:
-            self.samples.read(first, place, out)
+            self.samples.read(first, slices, out)
         elif out.size:
-            self.samples.read(first, place[1:], out[:, 0])
+            self.samples.read(first, slices[1:], out[:, 0])
 
 
 class ReadRequest(NamedTuple):
@@ -54,8 +54,8 @@ class SampleReader:
 
     def __init__(self, fields: Sequence[Field], transforms: Sequence[PlaceTransform | ValueTransform]) -> None:
         self.fields, self.transforms = tuple(fields), tuple(transforms)
-        self.moves = any(isinstance(t, PlaceTransform) for t in transforms)
-        self.changes = not all(isinstance(t, PlaceTransform) for t in transforms)
+        self.has_place_transforms = any(isinstance(t, PlaceTransform) for t in transforms)
+        self.has_value_transforms = not all(isinstance(t, PlaceTransform) for t in transforms)
 
     def shapes(self) -> list[Shape]:
         """The shapes of a sample's tensors after the transforms."""
@@ -68,7 +68,7 @@ class SampleReader:
     def read(self, request: ReadRequest) -> list[Tensor]:
         """This worker's part of a batch."""
         blocks = [self._block(number, request) for number in range(len(self.fields))]
-        if self.changes:
+        if self.has_value_transforms:
             rows = request.boxes[0].start[0]
             for row in range(len(blocks[0])):
                 self._change([block[row] for block in blocks], request, request.samples[rows + row])
@@ -80,13 +80,12 @@ class SampleReader:
         out = np.empty(box.shape, field.samples.dtype)
         inner = Box(box.start[1:], box.stop[1:])
         mine = request.samples[box.start[0] : box.stop[0]]
-        place = inner.slices
-        for row, run in runs(mine, longest=1 if self.moves else len(mine)):
+        for row, run in consecutive(mine, longest=1 if self.has_place_transforms else len(mine)):
             rows = out[row : row + len(run)]
-            if self.moves:
+            if self.has_place_transforms:
                 self._read_region(field, self._regions(request, run[0])[number], inner, run[0], rows)
             else:
-                field.read(run[0], place, rows)
+                field.read(run[0], inner.slices, rows)
         return torch.from_numpy(out).to(field.dtype)
 
     def _read_region(self, field: Field, region: Region, box: Box, sample: int, out: np.ndarray) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import DataError
 from ..grid import Shape
-from .sources import Place, Source, as_source
+from .sources import Slices, Source, as_source
 
 OPEN = 64
 """How many files of samples stay open: the ones read most recently."""
@@ -22,11 +22,11 @@ class Samples(ABC):
 
     Attributes
     ----------
-    says : their name in errors
+    label : their name in errors
     shape, dtype : of one sample
     """
 
-    says: str
+    label: str
     shape: Shape
     dtype: np.dtype
 
@@ -34,8 +34,8 @@ class Samples(ABC):
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def read(self, first: int, place: Place, out: np.ndarray) -> None:
-        """Fill the rows of `out` with the box `place` of the samples `first`, `first` + 1, ..."""
+    def read(self, first: int, slices: Slices, out: np.ndarray) -> None:
+        """Fill the rows of `out` with the box `slices` of the samples `first`, `first` + 1, ..."""
 
 
 class StackedSamples(Samples):
@@ -43,17 +43,17 @@ class StackedSamples(Samples):
 
     def __init__(self, source: Source, dim: int) -> None:
         if not -len(source.shape) <= dim < len(source.shape):
-            raise DataError(f"{source.says} has shape {source.shape}, and no dim {dim} along which samples could lie.")
-        self.source, self.says, self.dtype = source, source.says, source.dtype
+            raise DataError(f"{source.label} has shape {source.shape}, and no dim {dim} along which samples could lie.")
+        self.source, self.label, self.dtype = source, source.label, source.dtype
         self.dim = dim % len(source.shape)
         self.shape = source.shape[: self.dim] + source.shape[self.dim + 1 :]
 
     def __len__(self) -> int:
         return self.source.shape[self.dim]
 
-    def read(self, first: int, place: Place, out: np.ndarray) -> None:
+    def read(self, first: int, slices: Slices, out: np.ndarray) -> None:
         d, rows = self.dim, slice(first, first + len(out))
-        wanted = (*place[:d], rows, *place[d:])
+        wanted = (*slices[:d], rows, *slices[d:])
         if d == 0:
             self.source.read(wanted, out)
         else:
@@ -73,12 +73,12 @@ class SeparateSamples(Samples):
         self._recent: dict[int, Source] = {}
         self._lock = threading.Lock()
         first = self._source(0)
-        self.says, self.shape, self.dtype = f"{len(items)} samples from {first.says} on", first.shape, first.dtype
+        self.label, self.shape, self.dtype = f"{len(items)} samples from {first.label} on", first.shape, first.dtype
 
     def __len__(self) -> int:
         return len(self.items)
 
-    def read(self, first: int, place: Place, out: np.ndarray) -> None:
+    def read(self, first: int, slices: Slices, out: np.ndarray) -> None:
         for sample, row in enumerate(out, start=first):
             source = self._source(sample)
             if (source.shape, source.dtype) != (self.shape, self.dtype):
@@ -87,11 +87,13 @@ class SeparateSamples(Samples):
                     f"of {self.dtype}: all samples are of one shape.",
                     fix="bring them to one shape and dtype before; a RandomCrop needs that too.",
                 )
-            source.read(place, row)
+            source.read(slices, row)
 
     def _name_of(self, sample: int) -> str:
         item = self.items[sample]
-        return f"sample {sample} ({getattr(item, 'says', None) or (type(item).__name__ if hasattr(item, 'shape') else item)})"
+        if isinstance(item, Source):
+            return f"sample {sample} ({item.label})"
+        return f"sample {sample} ({type(item).__name__ if hasattr(item, 'shape') else item})"
 
     def _source(self, sample: int) -> Source:
         with self._lock:

@@ -25,7 +25,7 @@ from ..nn.engine.agreement import agree_layout
 from ..nn.functional import repartition
 from ..partition import CartesianPartition
 from .agreement import together
-from .order import runs
+from .order import consecutive
 from .sources import reading
 from .targets import chunks_for, target_of
 
@@ -148,7 +148,7 @@ class BlockWriter:
         data, first = x.numpy(), box.start[0]
         if not box.volume:
             return
-        for place, run in runs(rows[first : box.stop[0]], longest=len(rows)):
+        for place, run in consecutive(rows[first : box.stop[0]], longest=len(rows)):
             there = Box((run[0], *box.start[1:]), (run[-1] + 1, *box.stop[1:]))
             self._target.write(there, data[place : place + len(run)])
 

@@ -110,7 +110,7 @@ def test_workers_meet_before_they_check_if_one_has_much(tmp_path: Path, monkeypa
     """Then an error of one is heard by all before anybody has read for long."""
     path = tmp_path / "c"
     crew(WORKERS, lambda P: checkpoint.save(path, uneven(P, 1.0), P))
-    monkeypatch.setattr(loading, "SOON", 100)
+    monkeypatch.setattr(loading, "CHECK_BEFORE_VOTE", 100)
     checks: list[int] = []
     check = Reader.check
     monkeypatch.setattr(Reader, "check", lambda self: (checks.append(self.nbytes), check(self))[1])
@@ -135,7 +135,7 @@ def test_damage_of_one_is_heard_by_all_before_anything_changes(
     content = bytearray(damaged.read_bytes())
     content[-1] ^= 1
     damaged.write_bytes(content)
-    monkeypatch.setattr(loading, "SOON", soon)
+    monkeypatch.setattr(loading, "CHECK_BEFORE_VOTE", soon)
     states: dict[int, dict[str, Any]] = {}
 
     def loads(P: Partition) -> None:

@@ -65,7 +65,7 @@ def test_a_call_that_sends_less_is_called_again(monkeypatch: pytest.MonkeyPatch)
 def test_no_more_than_allowed_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: bool) -> None:
     path = tmp_path / "file"
     path.write_bytes(os.urandom(SIZE))
-    monkeypatch.setattr(read_ahead, "MOST", 1000)
+    monkeypatch.setattr(read_ahead, "MOST_GUESSED", 1000)
     monkeypatch.setattr(read_ahead, "is_cached", lambda *_: False)
     sent: list[int] = []
     monkeypatch.setattr(read_ahead, "_read" if alone else "_send", lambda nowhere, fd, size: sent.append(size))

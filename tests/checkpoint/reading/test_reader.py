@@ -15,7 +15,7 @@ import gridwise
 from gridwise import checkpoint
 from gridwise.checkpoint.format.manifest_parser import read_manifest
 from gridwise.checkpoint.reading import open_file, reader
-from gridwise.checkpoint.reading.chunk_reads import ChunkReads, all_units
+from gridwise.checkpoint.reading.chunk_reads import ChunkReads, all_reads
 from gridwise.checkpoint.reading.reader import MEMORY, MOST_THREADS, Reader
 from gridwise.errors import CheckpointDamaged, CheckpointMismatch
 
@@ -112,15 +112,15 @@ def test_as_many_threads_as_cores_work_at_a_time(
 @pytest.mark.parametrize("count", COUNTS)
 def test_all_threads_together_have_so_much_memory(tmp_path: Path, saved: dict[str, Tensor], count: int) -> None:
     manifest = read_manifest(tmp_path / "c")
-    with Reader(tmp_path / "c", manifest, all_units(manifest), count) as found:
+    with Reader(tmp_path / "c", manifest, all_reads(manifest), count) as found:
         assert found.threads == max(2, min(count, MOST_THREADS))
-        assert found.threads * max(found.units.cut(span).extent for span in found.spans) <= MEMORY
+        assert found.threads * max(found.reads.cut(span).extent for span in found.spans) <= MEMORY
 
 
 def test_small_tensors_have_one_thread(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "c", {f"t{i}": torch.zeros(100) for i in range(1000)})
     manifest = read_manifest(tmp_path / "c")
-    with Reader(tmp_path / "c", manifest, all_units(manifest), 16) as found:
+    with Reader(tmp_path / "c", manifest, all_reads(manifest), 16) as found:
         assert found.threads == 1
 
 

@@ -43,8 +43,8 @@ from .manifest import ITEMSIZE, StoredFile
 PACK_FROM = 1024
 """Number of blocks in a file from which on small ones are packed."""
 
-SMALL = 16 << 10
-"""Bytes below which a block is small."""
+PACKED_BELOW = 16 << 10
+"""Bytes below which a block is small, and may be packed with others."""
 
 FLUSH_AT = 4 * CHUNK
 """Bytes that are collected before they are written."""
@@ -178,7 +178,7 @@ def header_of(blocks: Sequence[Block], metadata: dict[str, str], pack_from: int 
     entries: dict[str, str] = {"__metadata__": json.dumps(metadata, separators=(",", ":"))}
     packs = pack_from is not None and len(blocks) >= pack_from
     offset = 0
-    for (is_packed, code), group in groupby(blocks, lambda block: (packs and block.nbytes < SMALL, block.code)):
+    for (is_packed, code), group in groupby(blocks, lambda block: (packs and block.nbytes < PACKED_BELOW, block.code)):
         if is_packed:
             size = sum(block.nbytes for block in group)
             entries[f"~packed.{len(entries) - 1}"] = _entry(code, (size // ITEMSIZE[code],), offset, offset + size)

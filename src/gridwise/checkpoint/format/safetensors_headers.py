@@ -32,7 +32,7 @@ from .values import check_keys, decoded, is_length, joined
 
 SUFFIX, INDEX = ".safetensors", ".safetensors.index.json"
 
-LARGEST_HEADER = 100_000_000
+LARGEST_FOREIGN_HEADER = 100_000_000
 """Most bytes of a header; the same limit as in the safetensors library."""
 
 LARGEST_INDEX = 64 << 20
@@ -136,10 +136,10 @@ def _header(path: Path) -> tuple[int, bytes]:
         if not stat.S_ISREG(status.st_mode):
             raise CheckpointDamaged(f"{path.name} is no regular file.")
         length = int.from_bytes(file.read(8), "little")
-        if not 2 <= length <= min(LARGEST_HEADER, status.st_size - 8):
+        if not 2 <= length <= min(LARGEST_FOREIGN_HEADER, status.st_size - 8):
             raise CheckpointDamaged(
-                f"{path.name} has {status.st_size} bytes and says that its header has {length}; at most {LARGEST_HEADER}, "
-                "and no more than the file, can be right."
+                f"{path.name} has {status.st_size} bytes and says that its header has {length}; at most "
+                f"{LARGEST_FOREIGN_HEADER}, and no more than the file, can be right."
             )
         return status.st_size, file.read(length)
 

@@ -68,7 +68,7 @@ def export(
     try:
         save(blocks, state, P)
         shards = consensus.together(lambda: shards_of(portable_of_files(blocks), shard_size))
-        write_shards = partial(_write_shards, target, shards, consensus.place, consensus.size)
+        write_shards = partial(_write_shards, target, shards, consensus.index, consensus.size)
         consensus.together(write_shards, CheckpointWriteFailed)
         consensus.on_root(lambda: _commit(target, shards), CheckpointWriteFailed)
     finally:

@@ -25,7 +25,7 @@ from ...grid import Shape
 from ..format.contents import read_contents
 from ..format.manifest import Manifest, StoredFile, StoredTensor
 from ..reading import available_memory
-from ..reading.chunk_reads import Want, units_of_all
+from ..reading.chunk_reads import Want, reads_of_all
 from ..reading.open_file import open_checked
 from ..reading.reader import Reader
 from ..state.flatten import Flat, flatten
@@ -103,7 +103,7 @@ def _read(path: Path, manifest: Manifest, key: str) -> Tensor:
     stored = manifest.tensors[key]
     available_memory.check_new(stored.nbytes)
     target = torch.empty(stored.shape, dtype=stored.dtype, device="cpu")
-    with Reader(path, manifest, units_of_all([Want(key, stored, target, None, fresh=True)])) as reader:
+    with Reader(path, manifest, reads_of_all([Want(key, stored, target, None, fresh=True)])) as reader:
         reader.check()
     return target
 

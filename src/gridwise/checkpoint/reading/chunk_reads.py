@@ -1,9 +1,9 @@
 """The chunks on the disk that hold wanted boxes, and where their bytes go, in columns.
 
 want     this worker's box of a stored tensor, and the memory that it goes into
-unit     one chunk (1 MiB at most) that holds something wanted; its bytes go straight into place if they are contiguous
+read     one chunk (1 MiB at most) that holds something wanted; its bytes go straight into place if they are contiguous
          there, else they are scattered
-span     adjacent units of a file, to be read in one call
+span     adjacent reads of a file, made in one call
 """
 
 from __future__ import annotations
@@ -61,20 +61,20 @@ class ChunkRead(NamedTuple):
     scatter: Scatter | None
 
 
-TOGETHER = 8 * CHUNK
+LONGEST_SPAN = 8 * CHUNK
 """Most bytes of a span: a few chunks, so that the work per span costs little."""
 
 Span = tuple[int, int]
-"""A range of units: the number of the first, and of the one after the last."""
+"""A range of reads: the number of the first, and of the one after the last."""
 
 
-DTYPES: tuple[type[np.generic], ...] = (np.int64, np.int64, np.int64, np.uint64, np.int64, np.bool_)
+COLUMN_DTYPES: tuple[type[np.generic], ...] = (np.int64, np.int64, np.int64, np.uint64, np.int64, np.bool_)
 """Dtypes of the numeric fields, which come first."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkReads:
-    """Many units, a column for each of their fields."""
+    """Many reads, a column for each of their fields."""
 
     files: np.ndarray
     offsets: np.ndarray
@@ -86,13 +86,13 @@ class ChunkReads:
     scatters: Sequence[Scatter | None]
 
     @classmethod
-    def of(cls, units: Iterable[ChunkRead]) -> ChunkReads:
-        columns = list(zip(*units, strict=True)) or [()] * len(ChunkRead._fields)
-        arrays = [np.array(column, dtype=dtype) for column, dtype in zip(columns, DTYPES, strict=False)]
-        return cls(*arrays, *columns[len(DTYPES) :])  # type: ignore[arg-type]
+    def of(cls, reads: Iterable[ChunkRead]) -> ChunkReads:
+        columns = list(zip(*reads, strict=True)) or [()] * len(ChunkRead._fields)
+        arrays = [np.array(column, dtype=dtype) for column, dtype in zip(columns, COLUMN_DTYPES, strict=False)]
+        return cls(*arrays, *columns[len(COLUMN_DTYPES) :])  # type: ignore[arg-type]
 
     def in_order(self) -> ChunkReads:
-        """The units that have bytes, in the order of the files."""
+        """The reads that have bytes, in the order of the files."""
         order = np.lexsort((self.offsets, self.files))
         order = order[self.sizes[order] > 0]
         if np.array_equal(order, np.arange(len(self))):
@@ -113,7 +113,7 @@ class ChunkReads:
 
     @property
     def extent(self) -> int:
-        """Bytes from the first unit to the last, which are adjacent."""
+        """Bytes from the first read to the last, which are adjacent."""
         return int(self.offsets[-1] + self.sizes[-1] - self.offsets[0])
 
     @property
@@ -122,7 +122,7 @@ class ChunkReads:
         return bool(self.addresses.all())
 
     def have_to_be_put(self) -> np.ndarray:
-        """Which units must be put into place after the check: not those for new memory, nor those that go nowhere."""
+        """Which reads must be put into place after the check: not those for new memory, nor those that go nowhere."""
         if self.go_straight:
             return ~self.fresh
         scattered = np.array([scatter is not None for scatter in self.scatters], dtype=np.bool_)
@@ -133,7 +133,7 @@ class ChunkReads:
         return memories(self.addresses.tolist(), self.sizes.tolist())
 
     def views(self, data: memoryview) -> list[memoryview]:
-        """The bytes of each unit in `data`, which starts with the first one."""
+        """The bytes of each read in `data`, which starts with the first one."""
         starts = self.offsets - self.offsets[0]
         return [data[start:stop] for start, stop in zip(starts.tolist(), (starts + self.sizes).tolist(), strict=True)]
 
@@ -144,8 +144,8 @@ class ChunkReads:
         elif scatter is not None:
             scatter.put(data)
 
-    def spans(self, most: int = TOGETHER) -> Iterator[Span]:
-        """Ranges of adjacent units, each of at most `most` bytes; the units must be `in_order`."""
+    def spans(self, most: int = LONGEST_SPAN) -> Iterator[Span]:
+        """Ranges of adjacent reads, each of at most `most` bytes; the reads must be `in_order`."""
         if not len(self):
             return
         ends = self.offsets + self.sizes
@@ -182,17 +182,17 @@ class Want(NamedTuple):
     """Whether its chunks have checksums, and so must be read whole."""
 
 
-def units_of_all(wants: Iterable[Want]) -> ChunkReads:
+def reads_of_all(wants: Iterable[Want]) -> ChunkReads:
     """The chunks that hold all wanted boxes."""
-    return ChunkReads.of(chain.from_iterable(map(units_of, wants)))
+    return ChunkReads.of(chain.from_iterable(map(reads_of, wants)))
 
 
-def units_of(want: Want) -> Iterable[ChunkRead]:
+def reads_of(want: Want) -> Iterable[ChunkRead]:
     """The chunks that hold one wanted box."""
     key, stored, target, box, fresh, address, _ = want
     plain = bool(address) or (is_plain_memory(target) and CODES[target.dtype] == stored.code)
     if box is not None or not plain or len(stored.blocks) != 1:
-        return _units_of_pieces(want, plain)
+        return _reads_of_pieces(want, plain)
     file, offset, sums, _ = stored.blocks[0]
     address, nbytes = address or target.data_ptr(), target.nbytes
     if nbytes <= CHUNK:
@@ -203,19 +203,21 @@ def units_of(want: Want) -> Iterable[ChunkRead]:
     ]
 
 
-def _units_of_pieces(want: Want, plain: bool) -> Iterator[ChunkRead]:
+def _reads_of_pieces(want: Want, plain: bool) -> Iterator[ChunkRead]:
     stored = want.stored
     box = want.box if want.box is not None else Box.of_shape(stored.shape)
     boxes = stored.boxes()
     found = 0
     for place, common in Boxes.of(enumerate(boxes)).pieces(box):
         found += common.volume
-        yield from _piece_units(want, stored.blocks[place], boxes[place], common, common.relative_to(box), plain)
+        yield from _reads_of_piece(want, stored.blocks[place], boxes[place], common, common.relative_to(box), plain)
     if found != box.volume:
         raise CheckpointDamaged(f"{want.key!r}: {found} of the {box.volume} wanted elements are in the checkpoint.")
 
 
-def _piece_units(want: Want, block: StoredBlock, box: Box, common: Box, place: Box, plain: bool) -> Iterator[ChunkRead]:
+def _reads_of_piece(
+    want: Want, block: StoredBlock, box: Box, common: Box, place: Box, plain: bool
+) -> Iterator[ChunkRead]:
     itemsize = ITEMSIZE[want.stored.code]
     shape, inside = box.shape, common.relative_to(box)
     volume, per_chunk = box.volume, CHUNK // itemsize
@@ -235,7 +237,7 @@ def _piece_units(want: Want, block: StoredBlock, box: Box, common: Box, place: B
         yield ChunkRead(block.file, offset, size, sum_at(block.sums, chunk), address, want.fresh, want.key, scatter)
 
 
-def all_units(manifest: Manifest) -> ChunkReads:
+def all_reads(manifest: Manifest) -> ChunkReads:
     """Every chunk of a checkpoint, to be checked only: the bytes go nowhere."""
     return ChunkReads.of(
         ChunkRead(

@@ -25,8 +25,8 @@ from ..format.chunks import checksum
 from ..format.contents import contents_of, read_contents_bytes
 from ..format.manifest import Manifest
 from ..format.manifest_parser import likely_id, read_manifest
-from .chunk_reads import all_units, units_of_all
-from .fit import ReadPlan
+from .chunk_reads import all_reads, reads_of_all
+from .load_plan import ReadPlan
 from .open_file import MissingFile
 from .read_ahead import reading_ahead
 from .reader import Progress, Reader, check_tied
@@ -35,7 +35,7 @@ from .restore import plan_load
 ATTEMPTS = 5
 """How often a checkpoint is opened if saves keep replacing it at that very moment."""
 
-SOON = 64 << 20
+CHECK_BEFORE_VOTE = 64 << 20
 """Bytes up to which a worker checks before it hears from the others: if one of them has failed, little is lost."""
 
 
@@ -111,11 +111,11 @@ def _started(
     try:
         data = read_contents_bytes(path) if data is None else data
         number = int(checksum(data)[1:], 16)
-        with reading_ahead(path / f"data-{likely_id(data)}" / f"w{consensus.place}.safetensors", consensus.size == 1):
+        with reading_ahead(path / f"data-{likely_id(data)}" / f"w{consensus.index}.safetensors", consensus.size == 1):
             manifest = contents_of(data, path)
-            plan = plan_load(manifest, into, consensus.rank, consensus.place, consensus.size, cast)
-            reader = Reader(path, manifest, units_of_all(plan.wants), consensus.transport.cores)
-            if reader.nbytes <= SOON:
+            plan = plan_load(manifest, into, consensus.rank, consensus.index, consensus.size, cast)
+            reader = Reader(path, manifest, reads_of_all(plan.wants), consensus.transport.cores)
+            if reader.nbytes <= CHECK_BEFORE_VOTE:
                 _check(reader, plan)
     except Exception as caught:
         error = caught
@@ -190,6 +190,6 @@ def verify(path: str | os.PathLike[str], progress: Progress | None = None) -> Ma
     """
     where = Path(path)
     manifest = read_manifest(where)
-    with Reader(where, manifest, all_units(manifest)) as reader:
+    with Reader(where, manifest, all_reads(manifest)) as reader:
         reader.check(progress)
     return manifest

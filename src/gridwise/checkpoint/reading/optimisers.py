@@ -17,13 +17,13 @@ from ..format.manifest import StoredTensor
 from ..format.values import joined
 from ..state.local_blocks import LocalTensor, is_deferred, is_tensor, layout_of, local_tensor
 from ..state.optimisers import names_of_parameters, parameter_names
-from .fit import Fit, listed, name_of
+from .load_plan import LoadPlanner, listed, name_of
 
 SCHEDULED = {"initial_lr", "swa_lr", "max_lr", "min_lr", "max_momentum", "base_momentum"}
 """Options that torch's schedulers add to groups."""
 
 
-class OptimiserFit(Fit):
+class OptimiserPlanner(LoadPlanner):
     """How a worker fills the optimisers in `into` from a checkpoint."""
 
     @cached_property

@@ -24,7 +24,7 @@ from ..format.data_file import started
 from ..format.open_inside import open_inside
 from .open_file import is_cached
 
-MOST = 32 << 20
+MOST_GUESSED = 32 << 20
 """Most bytes of a file that are read as a guess."""
 
 PIECE = 4 << 20
@@ -32,20 +32,20 @@ PIECE = 4 << 20
 
 
 @contextlib.contextmanager
-def reading_ahead(path: Path, alone: bool = False) -> Iterator[None]:
+def reading_ahead(path: Path, single: bool = False) -> Iterator[None]:
     """Read the start of a file into the page cache while the body runs, unless it is there already.
 
-    `alone` if no other worker loads at the same time.
+    `single` if no other worker loads at the same time.
     """
     with contextlib.ExitStack() as until_then:
         with contextlib.suppress(OSError):
             fd = open_inside(path.parent.parent, path.parent.name, path.name)
             until_then.callback(os.close, fd)
-            size = min(os.fstat(fd).st_size, MOST)
+            size = min(os.fstat(fd).st_size, MOST_GUESSED)
             if size and not is_cached(fd, 0, size):
                 nowhere = until_then.enter_context(open(os.devnull, "wb", buffering=0)).fileno()
                 thread = threading.Thread(
-                    target=_read if alone else _send, args=(nowhere, fd, size), name="gridwise-ahead"
+                    target=_read if single else _send, args=(nowhere, fd, size), name="gridwise-ahead"
                 )
                 if started(thread):
                     until_then.callback(thread.join)

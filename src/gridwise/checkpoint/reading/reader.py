@@ -1,8 +1,8 @@
 """Read blocks of stored tensors into memory: check every byte first, then put it into place.
 
     wants      this worker's boxes of stored tensors, and the memory they go to
-    units      the chunks that hold them; adjacent ones, a span, are read together
-    check()    compares the checksum of every unit; the caller's memory is not changed
+    reads      the chunks that hold them; adjacent ones, a span, are read together
+    check()    compares the checksum of every read; the caller's memory is not changed
     fill()     reads again, straight into place where that is possible; the files must not have changed meanwhile
 
 Checking a large state before changing any of it takes two passes. The first pass checks what is in the page cache
@@ -26,14 +26,14 @@ from ...errors import CheckpointDamaged, CheckpointMismatch
 from ..consensus import shortened
 from ..format.chunks import Memory, checksums
 from ..format.manifest import Manifest, StoredTensor
-from .chunk_reads import TOGETHER, ChunkReads, Span, Want, units_of_all
+from .chunk_reads import LONGEST_SPAN, ChunkReads, Span, Want, reads_of_all
 from .open_file import DataFile, open_checked
 from .shared_memory_targets import shared_memory
 
 MOST_MAPPED = 64
 """Number of files above which none is mapped: a mapping holds a second descriptor."""
 
-SMALL = 128 << 10
+SMALL_READ = 128 << 10
 
 LEAST_THREADS = 2
 """One waits for the disk while another hashes, even on a single core."""
@@ -44,7 +44,7 @@ MOST_THREADS = 8
 MEMORY = 32 << 20
 """Bytes that all threads together may allocate or map at a time."""
 
-ENOUGH = 256
+MOST_PROBLEMS = 256
 """Number of wrong chunks after which the search stops: a forged file may be all wrong, and of any size."""
 
 Progress = Callable[[int], None]
@@ -57,26 +57,26 @@ def number_of_threads(free_cores: int) -> int:
 
 
 class Reader:
-    """The open data files of a checkpoint, and the units to be read from them, by several threads."""
+    """The open data files of a checkpoint, and what is read from them, by several threads."""
 
-    def __init__(self, path: Path, manifest: Manifest, units: ChunkReads, free_cores: int | None = None) -> None:
+    def __init__(self, path: Path, manifest: Manifest, reads: ChunkReads, free_cores: int | None = None) -> None:
         self.path, self.manifest = path, manifest
         self.files = manifest.files
         self.folder = manifest.files_of or path / manifest.folder
         self.has_sums = manifest.files_of is None
         self.save_id = manifest.id
-        self.units = units.in_order()
-        self.nbytes = int(self.units.sizes.sum())
+        self.reads = reads.in_order()
+        self.nbytes = int(self.reads.sizes.sum())
         self.is_checked = False
-        # Small units are bound by the interpreter, which threads do not speed up.
-        small = self.nbytes <= len(self.units) * SMALL
+        # Small reads are bound by the interpreter, which threads do not speed up.
+        small = self.nbytes <= len(self.reads) * SMALL_READ
         self.threads = 1 if small else number_of_threads(cores() if free_cores is None else free_cores)
-        self.spans = list(self.units.spans(min(TOGETHER, MEMORY // self.threads)))
+        self.spans = list(self.reads.spans(min(LONGEST_SPAN, MEMORY // self.threads)))
         self._open_files: dict[int, DataFile] = {}
         try:
-            numbers, firsts = np.unique(self.units.files, return_index=True)
+            numbers, firsts = np.unique(self.reads.files, return_index=True)
             for number, first in zip(numbers.tolist(), firsts.tolist(), strict=True):
-                file, key, may_map = self.files[number], self.units.keys[first], len(numbers) <= MOST_MAPPED
+                file, key, may_map = self.files[number], self.reads.keys[first], len(numbers) <= MOST_MAPPED
                 fd = open_checked(self.folder / file.name, file, key, self.save_id if self.has_sums else None)
                 self._open_files[number] = DataFile(fd, file, may_map)
         except BaseException:
@@ -97,42 +97,42 @@ class Reader:
     # The two passes
 
     def check(self, progress: Progress | None = None) -> None:
-        """Compare the checksums of all units; raise `CheckpointDamaged` naming files and tensors.
+        """Compare the checksums of all reads; raise `CheckpointDamaged` naming files and tensors.
 
         Without checksums there is nothing to compare: only what goes to new memory is read.
         """
-        spans = [span for span in self.spans if self.has_sums or self.units.fresh[slice(*span)].any()]
+        spans = [span for span in self.spans if self.has_sums or self.reads.fresh[slice(*span)].any()]
         self._run(self._check_span, spans, progress, "Nothing was changed.")
         self._check_shared()
         self.is_checked = True
 
     def _check_shared(self) -> None:
-        units = self.units
-        for first, second, before, size in shared_memory(units):
+        reads = self.reads
+        for first, second, before, size in shared_memory(reads):
             if (
                 self.has_sums
                 and not before
-                and size == units.sizes[first] == units.sizes[second]
-                and units.sums[first] == units.sums[second]
+                and size == reads.sizes[first] == reads.sizes[second]
+                and reads.sums[first] == reads.sums[second]
             ):
                 continue
             found = []
-            for unit, offset in ((first, before), (second, 0)):
+            for number, offset in ((first, before), (second, 0)):
                 data = bytearray(size)
-                self._open_files[int(units.files[unit])].read(int(units.offsets[unit]) + offset, [memoryview(data)])
+                self._open_files[int(reads.files[number])].read(int(reads.offsets[number]) + offset, [memoryview(data)])
                 found.append(data)
             if found[0] != found[1]:
-                raise _different(units.keys[first], units.keys[second])
+                raise _different(reads.keys[first], reads.keys[second])
 
     def fill(self, progress: Progress | None = None) -> None:
         """Put the values into place."""
-        left = self.units.have_to_be_put()
+        left = self.reads.have_to_be_put()
         spans = [(start, stop) for start, stop in self.spans if left[start:stop].any()]
         tail = "It was whole when it was checked, and has changed since: what was to be filled now holds a mixture."
         self._run(self._fill_span, spans, progress, tail)
         changed = {number for number, file in self._open_files.items() if file.has_changed()}
         if changed:
-            again = [(start, stop) for start, stop in spans if self.units.files[start] in changed]
+            again = [(start, stop) for start, stop in spans if self.reads.files[start] in changed]
             self._run(self._compare_in_place, again, None, tail)
 
     def _run(
@@ -147,9 +147,9 @@ class Reader:
 
         def take_spans() -> None:
             for ends in next_span:
-                if len(problems) >= ENOUGH:
+                if len(problems) >= MOST_PROBLEMS:
                     return
-                span = self.units.cut(ends)
+                span = self.reads.cut(ends)
                 problems.extend(work(span))
                 if progress is not None:
                     progress(span.extent)
@@ -162,7 +162,7 @@ class Reader:
                     done.result()
         if problems:
             lines = shortened(sorted(set(problems)))
-            lines += ["the rest was not looked at"] if len(problems) >= ENOUGH else []
+            lines += ["the rest was not looked at"] if len(problems) >= MOST_PROBLEMS else []
             raise CheckpointDamaged(f"the checkpoint {self.path} is damaged. {tail}", lines)
 
     def _check_span(self, span: ChunkReads) -> list[str]:
@@ -197,7 +197,7 @@ class Reader:
         return self._compared(span, span.memories(), 0) if span.go_straight else []
 
     def _look(self, span: ChunkReads, fresh: bool, may_map: bool) -> list[str]:
-        """Check a span, and put the units for new memory (`fresh`), or all others, into place; the problems found."""
+        """Check a span, and put the reads for new memory (`fresh`), or all others, into place; the problems found."""
         try:
             with self._file_of(span).bytes(int(span.offsets[0]), span.extent, may_map) as (data, missing):
                 views = span.views(data)
@@ -223,10 +223,10 @@ class Reader:
         found = checksums(data)
         problems = []
         for place in np.flatnonzero(found != span.sums).tolist():
-            unit = span.cut((place, place + 1))
+            read = span.cut((place, place + 1))
             problems.append(
-                f"{self._says(unit)}: bytes {unit.offsets[0]} to {unit.offsets[0] + unit.sizes[0]} "
-                f"have the checksum {found[place]:016x}, saved was {unit.sums[0]:016x}"
+                f"{self._says(read)}: bytes {read.offsets[0]} to {read.offsets[0] + read.sizes[0]} "
+                f"have the checksum {found[place]:016x}, saved was {read.sums[0]:016x}"
             )
         return problems
 
@@ -258,8 +258,8 @@ def _have_same_sums(first: StoredTensor, second: StoredTensor) -> bool:
 def _read_aside(reader: Reader, want: Want) -> Tensor:
     """The bytes of a wanted tensor, in memory of their own."""
     target = torch.empty(want.target.shape, dtype=want.target.dtype, device="cpu")
-    units = units_of_all([want._replace(target=target, fresh=True, address=0)])
-    with Reader(reader.path, reader.manifest, units, reader.threads) as aside:
+    reads = reads_of_all([want._replace(target=target, fresh=True, address=0)])
+    with Reader(reader.path, reader.manifest, reads, reader.threads) as aside:
         aside.check()
     return target.reshape(-1).view(torch.uint8)
 

@@ -47,13 +47,13 @@ from ..state.local_blocks import (
 from ..state.per_worker import PerWorker
 from ..state.plain_tensors import plain_of
 from .chunk_reads import Want
-from .fit import ReadPlan, listed
-from .optimisers import OptimiserFit
+from .load_plan import ReadPlan, listed
+from .optimisers import OptimiserPlanner
 
 
 def plan_load(manifest: Manifest, into: object, rank: int, place: int, workers: int, cast: bool) -> ReadPlan:
     """The plan by which worker `rank`, number `place` of `workers`, fills `into` (None: a new nested dict of all)."""
-    walk = _StateFitter(manifest, into, rank, place, workers, cast)
+    walk = _StatePlanner(manifest, into, rank, place, workers, cast)
     if into is None:
         walk.plan.result = walk.everything("")
         return walk.plan
@@ -68,7 +68,7 @@ def plan_load(manifest: Manifest, into: object, rank: int, place: int, workers: 
     return walk.plan
 
 
-class _StateFitter(OptimiserFit):
+class _StatePlanner(OptimiserPlanner):
     """One pass over the state that is to be filled."""
 
     # Values of any kind
@@ -98,10 +98,10 @@ class _StateFitter(OptimiserFit):
             self.later(put, _as_before(value, self.everything(key)))
 
     def mapping(self, key: str, value: dict[Any, Any], depth: int) -> None:
-        for name, item in self.but_plain(key, value).items():
+        for name, item in self.plan_plain_tensors(key, value).items():
             self.any(joined(key, name), item, partial(setitem, value, name), depth + 1)
 
-    def but_plain(self, key: str, items: Mapping[Any, Any]) -> dict[Any, Any]:
+    def plan_plain_tensors(self, key: str, items: Mapping[Any, Any]) -> dict[Any, Any]:
         """Plan the plain tensors among the items in one pass, and return the other items."""
         plain, others = plain_of(items)
         columns = joined_all(key, plain.names), plain.tensors, plain.addresses, plain.codes, plain.shapes
@@ -198,9 +198,9 @@ class _StateFitter(OptimiserFit):
     # Modules
 
     def module(self, key: str, module: torch.nn.Module, depth: int) -> None:
-        if self.is_flat_without(key):
+        if self.is_single_module(key):
             key = ""
-        names = self.but_tied(key, module.state_dict(keep_vars=True))
+        names = self.without_tied(key, module.state_dict(keep_vars=True))
         self.check_names(key, (joined(key, name) for name in names), f"the {type(module).__name__}")
         own = {id(x) for part in module.modules() for x in (*part._parameters.values(), *part._buffers.values())}
         copies = [
@@ -212,7 +212,7 @@ class _StateFitter(OptimiserFit):
                 "hook, or a `state_dict` of its own): filling these would not fill the module.\n"
                 "  fix: load without `into`, and hand the result to its `load_state_dict`."
             )
-        for name, item in self.but_plain(key, names).items():
+        for name, item in self.plan_plain_tensors(key, names).items():
             owner, last = module, name
             if "." in name:
                 way, last = name.rsplit(".", 1)
@@ -223,7 +223,7 @@ class _StateFitter(OptimiserFit):
                 self.any(joined(key, name), item, partial(setattr, owner, last), depth + 1)
         self.plan.finish.append(partial(materialize_rest, module))
 
-    def is_flat_without(self, key: str) -> bool:
+    def is_single_module(self, key: str) -> bool:
         """Whether the checkpoint is the state of a single module, saved without the key under which `into` has it.
 
         That needs `key` to be the only one in `into`: the checkpoint cannot be two modules.
@@ -232,7 +232,7 @@ class _StateFitter(OptimiserFit):
             return False
         return all(child.kind is None for child in self.tree.children.values())
 
-    def but_tied(self, key: str, names: Mapping[str, Any]) -> dict[str, Any]:
+    def without_tied(self, key: str, names: Mapping[str, Any]) -> dict[str, Any]:
         """The names of a module, without those that are missing while their tensor is stored under another name.
 
         Other programs store tied parameters only once.
@@ -246,7 +246,7 @@ class _StateFitter(OptimiserFit):
         prefix = f"{key}/" if key else ""
         stored = {name for name in (*self.manifest.tensors, *self.manifest.values) if name.startswith(prefix)}
         missing = sorted(name for name in expected - stored if self.below(name) is None)
-        extra = sorted(name for name in stored - expected if expected.isdisjoint(_ways_to(name)))
+        extra = sorted(name for name in stored - expected if expected.isdisjoint(_ancestors(name)))
         if missing or extra:
             lines = [f"only in `into`: {listed(missing)}"] if missing else []
             lines += [f"only in the checkpoint: {listed(extra)}"] if extra else []
@@ -280,7 +280,7 @@ def _as_before(before: object, saved: object) -> Any:
     return saved
 
 
-def _ways_to(key: str) -> Iterator[str]:
+def _ancestors(key: str) -> Iterator[str]:
     """The keys above a key, nearest first."""
     end = key.rfind("/")
     while end > 0:

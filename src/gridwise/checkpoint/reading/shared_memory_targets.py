@@ -39,16 +39,16 @@ def overlaps_itself(x: Tensor) -> bool:
     return int(np.count_nonzero(places)) < x.numel()
 
 
-def shared_memory(units: ChunkReads) -> Iterator[tuple[int, int, int, int]]:
-    """Pairs of units whose memory overlaps, with the offset of the overlap in the first unit and its size in bytes.
+def shared_memory(reads: ChunkReads) -> Iterator[tuple[int, int, int, int]]:
+    """Pairs of reads whose memory overlaps, with the offset of the overlap in the first read and its size in bytes.
 
-    The overlap begins where the second unit does. Units are visited by address, each paired with the one before it that
-    reaches furthest. If all these pairs agree on what they share, any two units do.
+    The overlap begins where the second read does. Reads are visited by address, each paired with the one before it that
+    reaches furthest. If all these pairs agree on what they share, any two reads do.
     """
-    straight = np.flatnonzero(units.addresses)
-    order = straight[np.argsort(units.addresses[straight], kind="stable")]
-    starts = units.addresses[order]
-    stops = starts + units.sizes[order]
+    straight = np.flatnonzero(reads.addresses)
+    order = straight[np.argsort(reads.addresses[straight], kind="stable")]
+    starts = reads.addresses[order]
+    stops = starts + reads.sizes[order]
     reach = np.maximum.accumulate(stops)
     for place in (np.flatnonzero(starts[1:] < reach[:-1]) + 1).tolist():
         furthest = np.searchsorted(reach, reach[place - 1])

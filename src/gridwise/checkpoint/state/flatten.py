@@ -51,18 +51,18 @@ class Flat:
 
     def spell_out(self) -> None:
         """Turn groups of plain tensors into entries of `tensors` and `own_tensors`."""
-        for prefix, plain, alone in self.groups:
-            shares = zip(joined_all(prefix, plain.names), local_plain(plain, owned=alone), strict=True)
-            (self.own_tensors if alone else self.tensors).update(shares)
+        for prefix, plain, is_per_worker in self.groups:
+            shares = zip(joined_all(prefix, plain.names), local_plain(plain, owned=is_per_worker), strict=True)
+            (self.own_tensors if is_per_worker else self.tensors).update(shares)
         self.groups.clear()
 
 
 class Group(NamedTuple):
-    """Plain tensors of one dict, as columns without entries of their own; `alone`: inside a `PerWorker`."""
+    """Plain tensors of one dict, as columns without entries of their own; `is_per_worker`: inside a `PerWorker`."""
 
     prefix: str
     plain: Plain
-    alone: bool
+    is_per_worker: bool
 
 
 def flatten(state: object, rank: int = 0, place: int = 0, in_groups: bool = False) -> Flat:
@@ -126,7 +126,7 @@ class _StateFlattener:
         self.in_groups = False
         self.asked_late = False
         """Whether a `state_dict()` was called after addresses had been recorded."""
-        self.alone = False
+        self.in_per_worker = False
         """Inside a `PerWorker`: names and values are this worker's own."""
 
     @cached_property
@@ -171,13 +171,13 @@ class _StateFlattener:
     def items(self, key: str, items: Mapping[Any, Any], depth: int) -> None:
         plain, others = plain_of(items)
         if not others:
-            self.flat.groups.append(Group(key, plain, self.alone))
+            self.flat.groups.append(Group(key, plain, self.in_per_worker))
             if not self.in_groups:
                 self.flat.spell_out()
             return
         # Keep the order of the items: which of them are plain may differ between workers.
-        shares = local_plain(plain, owned=self.alone)
-        tensors = self.flat.own_tensors if self.alone else self.flat.tensors
+        shares = local_plain(plain, owned=self.in_per_worker)
+        tensors = self.flat.own_tensors if self.in_per_worker else self.flat.tensors
         for name, item in items.items():
             if name in others:
                 self.any(joined(key, name), item, depth + 1)
@@ -185,14 +185,14 @@ class _StateFlattener:
                 tensors[joined(key, name)] = next(shares)
 
     def value(self, key: str, value: Json) -> None:
-        (self.flat.own_values if self.alone else self.flat.values)[key] = value
+        (self.flat.own_values if self.in_per_worker else self.flat.values)[key] = value
 
     def tensor(self, key: str, value: Tensor) -> None:
         if is_deferred(value):
             raise CheckpointMismatch(
                 f"{key!r} has no values yet: it is deferred.\n  fix: materialise the module before saving."
             )
-        if not self.alone:
+        if not self.in_per_worker:
             self.flat.tensors[key] = local_tensor(value, key, self.rank)
             return
         if layout_of(value) is not None:
@@ -202,12 +202,12 @@ class _StateFlattener:
         self.flat.own_tensors[key] = LocalTensor(share.code, share.shape, parts)
 
     def per_worker(self, key: str, value: PerWorker, depth: int) -> None:
-        if self.alone:
+        if self.in_per_worker:
             raise CheckpointMismatch(f"{key!r} is a PerWorker inside a PerWorker: one is enough.")
         self.flat.per_worker.append(key)
-        self.alone = True
+        self.in_per_worker = True
         self.any(f"{key}/@{self.place}" if key else f"@{self.place}", value.value, depth + 1)
-        self.alone = False
+        self.in_per_worker = False
 
     # Optimisers
 

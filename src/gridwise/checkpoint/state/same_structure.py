@@ -21,12 +21,12 @@ from .flatten import Flat
 
 def check_alike(consensus: Consensus, path: Path, flat: Flat) -> None:
     """Raise on all workers, with the first differences, unless all hold the same state and save it to one path."""
-    said = consensus.say_all([str(path), _listing(flat)])
-    if len({Path(given).name for given, _ in said}) > 1:
-        lines = [f"worker {rank}: {given}" for rank, (given, _) in zip(consensus.team, said, strict=True)]
+    messages = consensus.gather_json([str(path), _listing(flat)])
+    if len({Path(given).name for given, _ in messages}) > 1:
+        lines = [f"worker {rank}: {given}" for rank, (given, _) in zip(consensus.team, messages, strict=True)]
         fix = "give all of them one path, on a file system that they share: each writes its own part there."
         raise CheckpointMismatch("saving: the workers gave different paths.", shortened(lines), fix)
-    everyone = [listing for _, listing in said]
+    everyone = [listing for _, listing in messages]
     if any(list(listing.items()) != list(everyone[0].items()) for listing in everyone):
         raise CheckpointMismatch(_disagreement(consensus.what, dict(zip(consensus.team, everyone, strict=True))))
 
@@ -38,9 +38,13 @@ def number_of(flat: Flat, path: Path) -> int:
         list(flat.tensors),
         *([getattr(x, name) for x in all_tensors] for name in ("code", "shape", "everywhere")),
     ]
-    groups = [(prefix, plain.names, plain.numbers, plain.kinds) for prefix, plain, alone in flat.groups if not alone]
-    said = json.dumps([flat.values, flat.per_worker, path.name, tensors, groups])
-    return int(xxhash.xxh3_64_intdigest(said.encode()) >> 1)
+    groups = [
+        (prefix, plain.names, plain.numbers, plain.kinds)
+        for prefix, plain, is_per_worker in flat.groups
+        if not is_per_worker
+    ]
+    text = json.dumps([flat.values, flat.per_worker, path.name, tensors, groups])
+    return int(xxhash.xxh3_64_intdigest(text.encode()) >> 1)
 
 
 def _listing(flat: Flat) -> dict[str, Any]:

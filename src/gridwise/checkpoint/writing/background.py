@@ -78,7 +78,7 @@ def _started(consensus: Consensus, path: Path, state: object) -> Pending:
 
     def copied(in_groups: bool) -> tuple[Flat, Staged]:
         _give_back(copies)
-        flat = flatten(state, consensus.rank, consensus.place, in_groups)
+        flat = flatten(state, consensus.rank, consensus.index, in_groups)
         try:
             copies.append(Staged(flat, consensus.transport))
         except Exception as error:
@@ -180,7 +180,7 @@ class Pending:
                 print(f"gridwise: {self.consensus.what} failed: {error}", file=sys.stderr)
 
     def _write(self) -> tuple[Flat, Shares, WrittenPart | None]:
-        place = self.consensus.place
+        place = self.consensus.index
         flat, shares, part, staged = Flat(), Shares(), None, None
         try:
             staged = self._staged.pop()

@@ -35,7 +35,7 @@ NOTHING_COMMITTED = "\n  nothing was committed; what was at the path before is u
 NOT_SYNCED = "\n  the new checkpoint is in place and whole, but may not survive a loss of power; the old data stays."
 
 
-FAILED = NUMBERS
+CANNOT_SAVE = NUMBERS
 """What a worker that cannot save votes, where the first worker votes the save's number."""
 
 
@@ -63,7 +63,7 @@ def save(path: str | os.PathLike[str], state: object, P: Partition | None = None
     consensus = Consensus(P, "saving", Path(path))
     consensus.settle()
     with collector_paused():
-        save_flat(consensus, Path(path), lambda: flatten(state, consensus.rank, consensus.place))
+        save_flat(consensus, Path(path), lambda: flatten(state, consensus.rank, consensus.index))
 
 
 def save_flat(consensus: Consensus, path: Path, flattened: Callable[[], Flat]) -> None:
@@ -72,7 +72,7 @@ def save_flat(consensus: Consensus, path: Path, flattened: Callable[[], Flat]) -
     parts: list[WrittenPart] = []
 
     def written() -> bytes:
-        parts.append(write_part(path / f"data-{save_id}", save_id, consensus.place, flat, shares, consensus.size))
+        parts.append(write_part(path / f"data-{save_id}", save_id, consensus.index, flat, shares, consensus.size))
         return b"" if consensus.is_root else parts[0].to_bytes()
 
     try:
@@ -104,10 +104,10 @@ def start(
     ready, failed = attempt(prepare)
     if consensus.is_root and failed is None:
         saving, not_started = attempt(lambda: Saving(path))
-    which = FAILED if failed is not None else saving.number if saving is not None else 0
+    which = CANNOT_SAVE if failed is not None else saving.number if saving is not None else 0
     try:
         alike, which = consensus.vote("gridwise.checkpoint.save", number, which)
-        if which == FAILED:
+        if which == CANNOT_SAVE:
             consensus.agree(failed, CheckpointMismatch, NOTHING_COMMITTED)
         if not alike:
             if in_groups:

@@ -54,7 +54,7 @@ class Staged:
         rooms = -(-runs.sizes // ALIGNMENT) * ALIGNMENT
         pinned = any(part.data.is_cuda for part in parts if not part.size)
         self._transport = transport
-        self._memory = _bucketed(transport, int(rooms.sum()), pinned)
+        self._memory = _reused_memory(transport, int(rooms.sum()), pinned)
         places = self._memory.data_ptr() + np.cumsum(rooms) - rooms
         self._addresses = places[runs.which] + runs.before
         short = by_address[runs.firsts]
@@ -98,10 +98,10 @@ class Staged:
 
         tensors, own_tensors = copied(self._flat.tensors), copied(self._flat.own_tensors)
         groups = []
-        for prefix, plain, alone in self._flat.groups:
+        for prefix, plain, is_per_worker in self._flat.groups:
             count = len(plain.names)
             copies = plain._replace(tensors=[self._memory] * count, addresses=list(islice(addresses, count)))
-            groups.append(Group(prefix, copies, alone))
+            groups.append(Group(prefix, copies, is_per_worker))
         flat = replace(self._flat, tensors=tensors, own_tensors=own_tensors, groups=groups)
         flat.spell_out()
         return flat
@@ -148,7 +148,7 @@ def _parts(flat: Flat) -> Iterator[LocalBlock]:
     return (part for tensors in (flat.tensors, flat.own_tensors) for x in tensors.values() for part in x.parts)
 
 
-def _bucketed(transport: Transport, size: int, pinned: bool) -> Tensor:
+def _reused_memory(transport: Transport, size: int, pinned: bool) -> Tensor:
     """At least `size` bytes of memory: that of the last save if it is free and large enough, else new."""
     if transport not in _memory:
         transport.on_close.append(partial(forget, transport))

@@ -8,6 +8,6 @@ hdf5, zarr_array, nifti   files of other libraries
 
 from .opening import as_source as as_source
 from .opening import open_array as open_array
-from .source import Place as Place
+from .source import Slices as Slices
 from .source import Source as Source
 from .source import reading as reading

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...errors import DataError
-from .source import OpenedSource, Place, reading
+from .source import OpenedSource, Slices, reading
 
 if TYPE_CHECKING:
     import h5py
@@ -23,24 +23,24 @@ class HDF5Source(OpenedSource):
 
     def __init__(self, path: Path, name: str | None) -> None:
         self.path, self.name = path, name
-        self.says = f"{path}:{name}" if name else str(path)
-        with reading(self.says):
+        self.label = f"{path}:{name}" if name else str(path)
+        with reading(self.label):
             self._look()
 
     def _open(self) -> h5py.Dataset:
         import h5py
 
         file = h5py.File(self.path, "r", locking="best-effort")
-        return checked(found(file, self.name or only_name(file)), self.says)
+        return checked(found(file, self.name or only_name(file)), self.label)
 
-    def _read(self, place: Place, out: np.ndarray) -> None:
+    def _read(self, slices: Slices, out: np.ndarray) -> None:
         import h5py
 
         if not out.flags.c_contiguous:
-            super()._read(place, out)
+            super()._read(slices, out)
             return
         there = self.opened.id.get_space()  # as `read_direct` does, with less overhead
-        there.select_hyperslab(tuple(rows.start for rows in place), out.shape)
+        there.select_hyperslab(tuple(rows.start for rows in slices), out.shape)
         self.opened.id.read(h5py.h5s.create_simple(out.shape), there, out, h5py.h5t.py_create(self.dtype))
 
 
@@ -67,15 +67,15 @@ def found(file: h5py.File, name: str) -> object:
     return here
 
 
-def checked(dataset: object, says: str) -> h5py.Dataset:
+def checked(dataset: object, label: str) -> h5py.Dataset:
     """The h5py dataset; raises unless its numbers are in its own file."""
     import h5py
 
     if not isinstance(dataset, h5py.Dataset) or dataset.shape is None:
-        raise DataError(f"{says} is no array of HDF5.")
+        raise DataError(f"{label} is no array of HDF5.")
     if dataset.is_virtual or dataset.external:
         raise DataError(
-            f"{says} takes its numbers from other files (virtual or external storage), which are not opened."
+            f"{label} takes its numbers from other files (virtual or external storage), which are not opened."
         )
     return dataset
 

@@ -15,12 +15,12 @@ class NiftiSource(OpenedSource):
     """The numbers of a .nii or .nii.gz file, scaled by its header as in nibabel."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.says = path, str(path)
-        with reading(self.says):
+        self.path, self.label = path, str(path)
+        with reading(self.label):
             self._look()
             if (self.opened.slope, self.opened.inter) != (1, 0) and 0 not in self.shape:
                 one = np.asarray(self.opened[(slice(0, 1),) * len(self.shape)])
-                self.dtype = native(one.dtype, self.says)
+                self.dtype = native(one.dtype, self.label)
 
     def _open(self) -> Any:
         import nibabel

@@ -11,33 +11,33 @@ from typing import Literal, cast
 import numpy as np
 
 from ...errors import DataError
-from .source import OpenedSource, Place, native, reading
+from .source import OpenedSource, Slices, native, reading
 
 
 class MappedSource(OpenedSource):
     """An array in a file that is mapped into memory."""
 
     def __init__(self, path: Path, dtype: np.dtype, shape: tuple[int, ...], offset: int, is_fortran: bool) -> None:
-        self.path, self.says, self.shape = path, str(path), shape
+        self.path, self.label, self.shape = path, str(path), shape
         self.stored, self.offset = dtype, offset
         self.order: Literal["C", "F"] = "F" if is_fortran else "C"
-        self.dtype = native(dtype, self.says)
+        self.dtype = native(dtype, self.label)
         self.end = offset + math.prod(shape) * dtype.itemsize
         self._check_length()
 
     def _check_length(self) -> None:
         """Raise if the file is too short: touching a page beyond its end would kill the process."""
-        length = os.stat(self.says).st_size
+        length = os.stat(self.label).st_size
         if length < self.end:
-            raise DataError(f"{self.says} ends too early: it has {length} bytes, its array takes {self.end}.")
+            raise DataError(f"{self.label} ends too early: it has {length} bytes, its array takes {self.end}.")
 
     def _open(self) -> np.ndarray:
         mapped = np.memmap(self.path, self.stored, "r", self.offset, self.shape, self.order)
         return mapped.view(np.ndarray)  # slicing a memmap takes three times as long
 
-    def _read(self, place: Place, out: np.ndarray) -> None:
+    def _read(self, slices: Slices, out: np.ndarray) -> None:
         self._check_length()
-        super()._read(place, out)
+        super()._read(slices, out)
 
 
 def open_npy(path: Path) -> MappedSource:

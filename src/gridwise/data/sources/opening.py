@@ -68,9 +68,9 @@ def as_source(given: Any) -> Source:
     if isinstance(given, np.memmap) and (mapped := of_memmap(given)) is not None:
         return mapped
     library = type(given).__module__.partition(".")[0]
-    says = f"an array of type {type(given).__name__}"
+    label = f"an array of type {type(given).__name__}"
     if library == "h5py":
-        checked_hdf5(given, says)
+        checked_hdf5(given, label)
     if library == "zarr" and hasattr(given, "metadata"):
-        checked_zarr(given, says)
+        checked_zarr(given, label)
     return ArraySource(given)

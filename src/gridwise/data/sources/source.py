@@ -19,7 +19,7 @@ import torch
 from ...errors import DataError, GridwiseError
 from ...grid import Shape
 
-Place = tuple[slice, ...]
+Slices = tuple[slice, ...]
 """A box as a tuple of slices, by which arrays are indexed."""
 
 NUMBERS = "?bhilqBHILQefdFD"
@@ -31,24 +31,24 @@ class Source(ABC):
 
     Attributes
     ----------
-    says : its name in errors: a path, or a type
+    label : its name in errors: a path, or a type
     shape, dtype : of the array; the dtype is a native one of NumPy
     """
 
-    says: str
+    label: str
     shape: Shape
     dtype: np.dtype
 
-    def read(self, place: Place, out: np.ndarray) -> None:
-        """Fill `out`, which has the shape of the box `place` and the source's dtype, with the numbers in that box."""
+    def read(self, slices: Slices, out: np.ndarray) -> None:
+        """Fill `out`, which has the shape of the box `slices` and the source's dtype, with the numbers in that box."""
         if out.size:
             try:
-                self._read(place, out)
+                self._read(slices, out)
             except Exception as error:
-                raise named(error, self.says) from error
+                raise named(error, self.label) from error
 
     @abstractmethod
-    def _read(self, place: Place, out: np.ndarray) -> None: ...
+    def _read(self, slices: Slices, out: np.ndarray) -> None: ...
 
 
 class OpenedSource(Source):
@@ -63,10 +63,10 @@ class OpenedSource(Source):
         return self._open()
 
     def _look(self) -> None:
-        self.shape, self.dtype = tuple(self.opened.shape), native(self.opened.dtype, self.says)
+        self.shape, self.dtype = tuple(self.opened.shape), native(self.opened.dtype, self.label)
 
-    def _read(self, place: Place, out: np.ndarray) -> None:
-        copy_checked(np.asarray(self.opened[place]), out)
+    def _read(self, slices: Slices, out: np.ndarray) -> None:
+        copy_checked(np.asarray(self.opened[slices]), out)
 
     def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in self.__dict__.items() if name != "opened"}
@@ -76,26 +76,26 @@ class ArraySource(Source):
     """An object with shape, dtype and slicing."""
 
     def __init__(self, array: Any) -> None:
-        self.says = f"an array of type {type(array).__name__}"
+        self.label = f"an array of type {type(array).__name__}"
         if isinstance(array, torch.Tensor):
             array = array.detach().cpu().resolve_conj().resolve_neg().numpy()
         for name in ("shape", "dtype", "__getitem__"):
             if not hasattr(array, name):
                 raise DataError(
-                    f"{self.says} cannot be read as samples: it has no `{name}`.",
+                    f"{self.label} cannot be read as samples: it has no `{name}`.",
                     fix="a path, or an object with shape, dtype and slicing.",
                 )
         self.array = array
         self.shape = tuple(int(n) for n in array.shape)
-        self.dtype = native(array.dtype, self.says)
+        self.dtype = native(array.dtype, self.label)
 
-    def _read(self, place: Place, out: np.ndarray) -> None:
-        copy_checked(np.asarray(self.array[place]), out)
+    def _read(self, slices: Slices, out: np.ndarray) -> None:
+        copy_checked(np.asarray(self.array[slices]), out)
 
     def __getstate__(self) -> dict[str, object]:
         if not isinstance(self.array, np.ndarray) or isinstance(self.array, np.memmap):
             raise DataError(
-                f"{self.says} cannot be sent to a process that reads ahead.",
+                f"{self.label} cannot be sent to a process that reads ahead.",
                 fix="give its path, or read ahead in threads: BlockLoader(..., processes=False).",
             )
         return self.__dict__
@@ -108,7 +108,7 @@ def copy_checked(found: np.ndarray, out: np.ndarray) -> None:
     np.copyto(out, found)
 
 
-def native(dtype: npt.DTypeLike, says: str) -> np.dtype:
+def native(dtype: npt.DTypeLike, label: str) -> np.dtype:
     """The dtype in this machine's byte order; raises unless its values are numbers that torch has."""
     try:
         found = np.dtype(dtype)
@@ -116,29 +116,29 @@ def native(dtype: npt.DTypeLike, says: str) -> np.dtype:
         found = None
     if found is None or found.char not in NUMBERS:
         raise DataError(
-            f"{says} holds values of {dtype}, which are no numbers of torch.",
+            f"{label} holds values of {dtype}, which are no numbers of torch.",
             fix="real, complex, integer or boolean numbers that torch has; Python objects are never read.",
         )
     return found.newbyteorder("=")
 
 
 @contextmanager
-def reading(says: str, doing: str = "read") -> Iterator[None]:
+def reading(label: str, doing: str = "read") -> Iterator[None]:
     """Raise any error in the body as one that names the source."""
     try:
         yield
     except Exception as error:
-        raise named(error, says, doing) from error
+        raise named(error, label, doing) from error
 
 
-def named(error: Exception, says: str, doing: str = "read") -> GridwiseError:
+def named(error: Exception, label: str, doing: str = "read") -> GridwiseError:
     """An error of any library as one that names the source."""
     if isinstance(error, DataError):
-        return error if says in str(error) else DataError(f"{says}: {error}")
+        return error if label in str(error) else DataError(f"{label}: {error}")
     if isinstance(error, GridwiseError):
         return error
     if isinstance(error, ImportError):
         fix = "pip install 'gridwise[data]' (h5py, zarr, nibabel)."
-        return DataError(f"{says} cannot be {doing}: {error}", fix=fix)
+        return DataError(f"{label} cannot be {doing}: {error}", fix=fix)
     words = str(error) or type(error).__name__
-    return DataError(f"{says} cannot be {doing}: {type(error).__name__}: {words}")
+    return DataError(f"{label} cannot be {doing}: {type(error).__name__}: {words}")

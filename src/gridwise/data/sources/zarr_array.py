@@ -22,8 +22,8 @@ class ZarrSource(OpenedSource):
 
     def __init__(self, path: Path, name: str | None, level: int = 0) -> None:
         self.path, self.name, self.level = path, name, level
-        self.says = f"{path}/{name}" if name else str(path)
-        with reading(self.says):
+        self.label = f"{path}/{name}" if name else str(path)
+        with reading(self.label):
             self._look()
 
     def _open(self) -> zarr.Array:
@@ -36,15 +36,15 @@ class ZarrSource(OpenedSource):
             found, group = found[name], found
             if not isinstance(found, zarr.Array):
                 raise DataError(f"{found.name} in {group} is no array.")
-        return checked(found, self.says)
+        return checked(found, self.label)
 
 
-def checked(array: zarr.Array, says: str) -> zarr.Array:
+def checked(array: zarr.Array, label: str) -> zarr.Array:
     """The zarr array; raises if any part of it is read by unpickling."""
     metadata = array.metadata.to_dict()
     codecs = str([metadata.get(key) for key in ("codecs", "filters", "compressor")]).lower()
     if "pickle" in codecs or np.dtype(array.dtype).hasobject:
-        raise DataError(f"{says} holds Python objects, which are never read.")
+        raise DataError(f"{label} holds Python objects, which are never read.")
     return array
 
 

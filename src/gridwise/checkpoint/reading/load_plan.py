@@ -33,7 +33,7 @@ class ReadPlan:
     result: object = None
 
 
-class Fit:
+class LoadPlanner:
     """How worker `rank`, which is number `place` of the `workers` that load, fills `into` from a checkpoint."""
 
     def __init__(self, manifest: Manifest, into: object, rank: int, place: int, workers: int, cast: bool) -> None:

@@ -33,6 +33,7 @@ OPERATORS: dict[str, Callable[[Any, Tensor], Any]] = {
     "roll": lambda m, x: x.roll((1, -2), (2, 3)) + torch.fft.fftshift(x, (1, 2)),
     "roll by whole turns": lambda m, x: x.roll((7, -12, 8), (2, 3, 0)) + x.roll((3, -10), (2, 2)),
     "flip": lambda m, x: x.flip(2).flip(1, 3),
+    "permuted copies": lambda m, x: torch.permute_copy(x, (2, 0, 3, 1)),
     "movedim": lambda m, x: x.movedim((2, 0), (0, 1)).swapaxes(0, 2),
     "pairs": pairs,
     "pixels": lambda m, x: F.pixel_unshuffle(F.pixel_shuffle(x, 2), 2) + F.channel_shuffle(x, 2),

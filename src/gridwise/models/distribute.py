@@ -14,7 +14,7 @@ from ..nn.engine.module import Module
 from ..nn.parameters.replicas import synchronise_replicas
 from ..partition import Partition
 from .inputs import Inputs, as_tensors
-from .model import DistributedFunction, DistributedModel, become
+from .model import DistributedFunction, DistributedModel, become, runner_of
 from .recorder import Gather
 from .replicated_state import replicate_state
 from .roots import roots_of
@@ -124,14 +124,13 @@ def _check_names(name: str, bindings: Mapping[str, Any], kinds: Sequence[Inputs]
 
 def _prepare(model: DistributedModel, example: object, methods: tuple[str, ...]) -> None:
     """Record calls with `example` at once: of `forward`, or of methods, if it is a dict by their names."""
-    runners = model.__dict__["_distributed"].runners
     floating = [p.dtype for p in model.parameters() if p.is_floating_point()]
     dtype = floating[0] if floating else torch.get_default_dtype()
-    if methods and isinstance(example, dict) and all(key in runners for key in example):
+    if methods and isinstance(example, dict) and all(key in ("forward", *methods) for key in example):
         for key, value in example.items():
-            runners[key].prepare(*_arguments(value, dtype))
+            runner_of(model, key).prepare(*_arguments(value, dtype))
     else:
-        runners["forward"].prepare(*_arguments(example, dtype))
+        runner_of(model).prepare(*_arguments(example, dtype))
 
 
 def _arguments(example: object, dtype: torch.dtype) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -90,7 +90,7 @@ def differentiated(
     inputs = tuple(sorted({*inputs, *(item.slot for item in saved if item.slot not in inside)}))
     name = f"the backward of {backward.function.__name__}"
     walk = Placing(backward.module.graph, Tape(placing.workers, placing.tape.report), name, {}, {})
-    placeholders = walk._placeholders()
+    placeholders = walk.placeholders()
     if len(placeholders) != len(saved) + len(made):
         raise NoRule("its backward takes other tensors than were recorded")
     for node, item in zip(placeholders, saved, strict=False):

@@ -132,7 +132,7 @@ class Placing:
     ) -> list[tuple[int, ValueSource]]:
         """Bind the placeholders; the slot and the source of each."""
         found = []
-        for node in self._placeholders():
+        for node in self.placeholders():
             source, x = sources[node.name], node.meta["val"]
             self.tape.name = f"{source.kind} {source.name} of {self.name}"
             layout = layouts[int(source.name)] if source.kind == "input" and self.workers.size > 1 else None
@@ -152,7 +152,7 @@ class Placing:
         self._rebind(placeholder, item)
         return item
 
-    def _placeholders(self) -> list[Node]:
+    def placeholders(self) -> list[Node]:
         return [node for node in self.graph.nodes if node.op == "placeholder"]
 
     def walk(self) -> None:

@@ -69,7 +69,7 @@ def _find_constants(name: str, value: object, names: Set[str], found: list[tuple
     if isinstance(value, torch.Tensor | torch.nn.Module):
         found.append((name, id(value)))
     elif isinstance(value, np.ndarray):
-        found.append((name, (value.shape, value.dtype.str, xxhash.xxh3_64_intdigest(np.ascontiguousarray(value)))))
+        found.append((name, (value.shape, value.dtype.str, xxhash.xxh3_64_intdigest(value.tobytes()))))
     elif isinstance(value, list | tuple | dict | type) or is_own(value):
         if id(value) not in visited:
             visited.add(id(value))

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from ...comm.graph_breaks import capturing
+from ..rules.functions import short_name
 from .recording import Recording
 
 KEEPS_NUMBERS = frozenset(
@@ -24,7 +25,7 @@ def limits_of(recording: Recording) -> dict[int, int]:
         if node.target is not torch.ops.aten.embedding.default:
             continue
         rows, source = node.args[0].meta["val"].shape[0], node.args[1]
-        while isinstance(source.target, OpOverload) and _name(source.target) in KEEPS_NUMBERS:
+        while isinstance(source.target, OpOverload) and short_name(source.target) in KEEPS_NUMBERS:
             source = source.args[0]
         known = recording.sources.get(source.name) if source.op == "placeholder" else None
         if known is not None and known.kind == "input":
@@ -46,7 +47,3 @@ def problem_with(inputs: Sequence[Tensor], limits: Mapping[int, int]) -> str | N
             if not -1 < end.item() < rows:  # fractions are truncated when they become indices
                 return f"an embedding has indices from 0 to {rows - 1}, got {int(end)}"
     return None
-
-
-def _name(op: OpOverload) -> str:
-    return str(op._schema.name).partition("::")[2]

@@ -9,6 +9,7 @@ from torch._ops import OpOverload
 
 from ..movement import is_there
 from .call import Call, NoRule, NothingCut, Placed
+from .functions import short_name
 from .pointwise import is_pointwise, pointwise
 from .table import rule_for
 
@@ -44,7 +45,7 @@ def is_elementwise(op: OpOverload) -> bool:
 
 def functional(op: OpOverload) -> OpOverload | None:
     """The out-of-place form of an operator that changes its first argument; None if there is none."""
-    name = str(op._schema.name).partition("::")[2]
+    name = short_name(op)
     packet = getattr(torch.ops.aten, name.removesuffix("_"), None)
     if packet is None or not name.endswith("_"):
         return None

@@ -23,7 +23,7 @@ from ...errors import UnsupportedError
 from ...grid import Box, Layout
 from ...nn.engine.operator import noted
 from ..placement import SMALL, Cut, GlobalTensor, Placement, Replicated, Want, Workers, resized
-from .functions import function_of
+from .functions import function_of, short_name
 
 Run = Callable[..., Any]
 
@@ -75,7 +75,7 @@ class Call:
     @property
     def kind(self) -> str:
         """The operator's name without its namespace and overload, as in "add_"."""
-        return str(self.op._schema.name).partition("::")[2]
+        return short_name(self.op)
 
     @cached_property
     def given(self) -> dict[str, Any]:

@@ -35,6 +35,11 @@ _FUNCTIONS: dict[OpOverload, Callable[..., Any]] = {
 }
 
 
+def short_name(op: OpOverload) -> str:
+    """The operator's name without its namespace and overload, as in "add_"."""
+    return str(op._schema.name).partition("::")[2]
+
+
 def function_of(op: OpOverload) -> Callable[..., Any]:
     """The function to call for an operator, with the arguments of its schema."""
     return _FUNCTIONS.get(op, op)

@@ -43,10 +43,10 @@ def reshape(call: Call) -> Placed:
 
 def order_of(call: Call, dim: int) -> list[int]:
     """The dims of the input in the order of the output."""
-    order, kind = list(range(dim)), call.kind.rstrip("_")
+    order, kind = list(range(dim)), call.kind.removesuffix("_copy")
     if kind == "permute":
         return [d % dim for d in call["dims"]]
-    if kind in ("transpose", "swapaxes", "swapdims", "t", "adjoint", "mT", "mH"):
+    if kind in ("transpose", "swapaxes", "swapdims", "t", "mT"):
         names = {"transpose": ("dim0", "dim1"), "swapaxes": ("axis0", "axis1"), "swapdims": ("dim0", "dim1")}
         a, b = (call[name] % dim for name in names[kind]) if kind in names else (dim - 2, dim - 1)
         order[a], order[b] = order[b], order[a]

@@ -21,9 +21,9 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import gridwise.tagi.nn as nn
 from gridwise.errors import GridwiseError, PartitionError
 from gridwise.tagi import metric
-from gridwise.tagi.estimators import base, search
-from gridwise.tagi.estimators.noise import likeliest
-from gridwise.tagi.estimators.stacked import StackedLinear
+from gridwise.tagi.estimators.sklearn import base, search
+from gridwise.tagi.estimators.sklearn.noise import likeliest
+from gridwise.tagi.estimators.sklearn.stacked import StackedLinear
 from gridwise.tagi.sklearn import TAGIClassifier, TAGIRegressor
 
 WEIGHTS = (
@@ -278,3 +278,9 @@ def test_one_number_is_one_hidden_layer() -> None:
     for wrong in (0, 2.5, None):
         with pytest.raises(PartitionError, match="`hidden_layers`"):
             TAGIRegressor(wrong).fit(x, x[:, 0])
+
+
+def test_pickles_from_before_the_modules_moved_can_be_read() -> None:
+    model = TAGIRegressor(3, random_state=0)
+    old = pickle.dumps(model, protocol=0).replace(b"estimators.sklearn.regressor", b"estimators.regressor")
+    assert type(pickle.loads(old)) is TAGIRegressor

@@ -16,7 +16,7 @@ except ImportError as error:
         "gridwise.tagi.sklearn needs scikit-learn.\n  fix: pip install 'gridwise[sklearn]'."
     ) from error
 
-from .estimators.classifier import TAGIClassifier as TAGIClassifier
-from .estimators.regressor import TAGIRegressor as TAGIRegressor
+from .estimators.sklearn.classifier import TAGIClassifier as TAGIClassifier
+from .estimators.sklearn.regressor import TAGIRegressor as TAGIRegressor
 
 __all__ = ["TAGIClassifier", "TAGIRegressor"]

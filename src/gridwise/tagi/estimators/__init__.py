@@ -1,1 +1,1 @@
-"""Estimators from arrays to predictions; those for scikit-learn also learn the noise and the number of epochs."""
+"""Estimators from arrays to predictions with intervals; those for scikit-learn are in `sklearn`."""

@@ -14,10 +14,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ..hrc_softmax import class_probabilities, class_tree
-from ..nn import EvenExp, HRCSoftmax, Linear, MixtureReLU, ReLU, Sequential, Tanh, TrainStep
-from ..nn.base_layer import BaseLayer
-from ..nn.gaussian import Gaussian
+from ...hrc_softmax import class_probabilities, class_tree
+from ...nn import EvenExp, HRCSoftmax, Linear, MixtureReLU, ReLU, Sequential, Tanh, TrainStep
+from ...nn.base_layer import BaseLayer
+from ...nn.gaussian import Gaussian
 from .noise import UNKNOWN, likeliest, mean_log_density, noise_of_numbers
 from .stacked import StackedLinear
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..nn.base_layer import Fans, ParametricLayer, Shape
-from ..nn.gaussian import Gaussian, Innovation
+from ...nn.base_layer import Fans, ParametricLayer, Shape
+from ...nn.gaussian import Gaussian, Innovation
 
 
 class StackedLinear(ParametricLayer):

@@ -16,10 +16,10 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
-from ...errors import PartitionError
-from ..nn import Sequential, TrainStep
-from ..nn.data_struct import Values, of_array
-from .scaling import Scale
+from ....errors import PartitionError
+from ...nn import Sequential, TrainStep
+from ...nn.data_struct import Values, of_array
+from ..scaling import Scale
 from .search import Settings, check_network, learn_epoch, refit, search
 from .tasks import ACTIVATIONS, LearningTask, Network, network_of, outputs_of
 

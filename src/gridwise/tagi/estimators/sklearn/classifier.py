@@ -10,9 +10,9 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from ...errors import PartitionError
-from ..hrc_softmax import class_tree
-from ..nn.data_struct import Values
+from ....errors import PartitionError
+from ...hrc_softmax import class_tree
+from ...nn.data_struct import Values
 from .base import LEARNT, TAGIEstimator, scale_of
 from .tasks import Classes, probabilities
 

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...errors import GridwiseError
-from ..nn import Sequential, TrainStep
+from ....errors import GridwiseError
+from ...nn import Sequential, TrainStep
 from .tasks import LearningTask
 
 MIN_HELD_OUT_ROWS = 250

@@ -11,10 +11,10 @@ from sklearn.utils import check_array, check_consistent_length
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 from torch import Tensor
 
-from ...errors import PartitionError
-from ..nn.data_struct import Values
+from ....errors import PartitionError
+from ...nn.data_struct import Values
+from ..prediction import Prediction
 from .base import LEARNT, TAGIEstimator, scale_of
-from .prediction import Prediction
 from .tasks import Numbers, VaryingNumbers
 
 VARYING = "heteroscedastic"

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from gridwise.models.functions import PlacedFunction
+from gridwise.models.autograd_functions import PlacedFunction
 from gridwise.models.program import Checkpoint
 from gridwise.testing import workers
 

@@ -32,7 +32,7 @@ PLAIN, GRAPHS = 1, 2
 """How a step runs: uncaptured, or as CUDA graphs."""
 
 
-class Kind(NamedTuple):
+class InputKind(NamedTuple):
     """The shape, dtype and device that an input of a captured step must have."""
 
     shape: tuple[int, ...]
@@ -40,7 +40,7 @@ class Kind(NamedTuple):
     device: torch.device
 
     @classmethod
-    def of(cls, x: Tensor) -> Kind:
+    def of(cls, x: Tensor) -> InputKind:
         return cls(tuple(x.shape), x.dtype, x.device)
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ class CapturedStep:
         number = self._partition.transport.ordinal(self._name)
         self._ticket = Ticket(key_of(f"{self._name} #{number}"), 0)
         self._calls = 0
-        self._structure: tuple[list[Kind], Tree, bool] | None = None
+        self._structure: tuple[list[InputKind], Tree, bool] | None = None
         self._mode = PLAIN
         self._pieces: Pieces | None = None
         self._graphs: CudaGraphs | None = None
@@ -129,8 +129,8 @@ class CapturedStep:
             elif self._inside:
                 _need_nccl(transport, self._name)
 
-    def _structure_of(self, tensors: Sequence[Tensor], tree: Tree) -> tuple[list[Kind], Tree, bool]:
-        return [Kind.of(x) for x in tensors], tree, torch.is_grad_enabled()
+    def _structure_of(self, tensors: Sequence[Tensor], tree: Tree) -> tuple[list[InputKind], Tree, bool]:
+        return [InputKind.of(x) for x in tensors], tree, torch.is_grad_enabled()
 
     def _problem_with(self, tensors: Sequence[Tensor], tree: Tree) -> str | None:
         if any(x.requires_grad for x in tensors):

@@ -15,7 +15,7 @@ from ..nn.parameters.replicas import synchronise_replicas
 from ..partition import Partition
 from .inputs import Inputs, as_tensors
 from .model import DistributedFunction, DistributedModel, become, runner_of
-from .recorder import Gather
+from .recorder import GatherOption
 from .replicated_state import replicate_state
 from .roots import roots_of
 
@@ -26,7 +26,7 @@ def distribute(
     *,
     example: object = None,
     methods: Sequence[str] | None = None,
-    gather: Gather = "report",
+    gather: GatherOption = "report",
     **inputs: object,
 ) -> DistributedModel:
     """A model that runs on the grid `P_x` with the weights of `model`, an ordinary torch model.
@@ -81,27 +81,27 @@ def distribute(
 
 
 def _of_model(
-    model: torch.nn.Module, P_x: Partition, methods: tuple[str, ...], gather: Gather, bindings: Mapping[str, Any]
+    model: torch.nn.Module, P_x: Partition, methods: tuple[str, ...], gather: GatherOption, bindings: Mapping[str, Any]
 ) -> DistributedModel:
     name = type(model).__name__
     _refuse(model)
     says = f"the distributed {name} on {P_x.shape}"
-    kinds = {"forward": (says, Inputs(name, model.forward, P_x, bindings), gather)}
+    grid_methods = {"forward": (says, Inputs(name, model.forward, P_x, bindings), gather)}
     for method in methods:
         function = getattr(model, method, None)
         if not callable(function):
             raise PartitionError(f"distribute: {name} has no method {method!r}.")
-        kinds[method] = f"{method} of {says}", Inputs(f"{name}.{method}", function, P_x, bindings), gather
-    _check_names(name, bindings, [inputs for _, inputs, _ in kinds.values()])
+        grid_methods[method] = f"{method} of {says}", Inputs(f"{name}.{method}", function, P_x, bindings), gather
+    _check_names(name, bindings, [inputs for _, inputs, _ in grid_methods.values()])
     twin = _copied(model)
     if P_x.active:
         synchronise_replicas(twin, P_x)
     replicate_state(twin, P_x)
-    return become(twin, P_x, kinds)
+    return become(twin, P_x, grid_methods)
 
 
 def _of_function(
-    function: Callable[..., Any], P_x: Partition, gather: Gather, bindings: Mapping[str, Any]
+    function: Callable[..., Any], P_x: Partition, gather: GatherOption, bindings: Mapping[str, Any]
 ) -> DistributedFunction:
     name = getattr(function, "__name__", type(function).__name__)
     roots = roots_of(function)
@@ -116,8 +116,8 @@ def _of_function(
     return DistributedFunction(says, function, roots, inputs, gather)
 
 
-def _check_names(name: str, bindings: Mapping[str, Any], kinds: Sequence[Inputs]) -> None:
-    unknown = [key for key in bindings if not any(key in inputs.bindings for inputs in kinds)]
+def _check_names(name: str, bindings: Mapping[str, Any], functions: Sequence[Inputs]) -> None:
+    unknown = [key for key in bindings if not any(key in inputs.bindings for inputs in functions)]
     if unknown:
         raise PartitionError(f"distribute: the forward of {name} has no argument {', '.join(map(repr, unknown))}.")
 

@@ -20,7 +20,7 @@ from ..errors import UnsupportedError
 from ..partition import Partition
 from .compiled import called_by_compiled_code
 from .inputs import Inputs
-from .recorder import Gather
+from .recorder import GatherOption
 from .report import Report
 from .runner import Runner
 
@@ -28,7 +28,7 @@ HOOKS = (
     "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks", "_is_full_backward_hook",
 )  # fmt: skip
-Kinds = Mapping[str, tuple[str, Inputs, Gather]]
+GridMethods = Mapping[str, tuple[str, Inputs, GatherOption]]
 """Functions that run on the grid, by name: the name in error messages, the inputs, and the `gather` option."""
 OWN = "_distributed"
 """The one attribute that a distributed model adds to the user's model."""
@@ -38,8 +38,7 @@ OWN = "_distributed"
 class GridState:
     """What a distributed model has in addition to the user's model."""
 
-    written: type[torch.nn.Module]
-    """The user's class."""
+    user_class: type[torch.nn.Module]
     P_x: Partition
     runners: dict[str, Runner] = field(default_factory=dict)
     hooks: dict[str, Any] = field(default_factory=dict)
@@ -118,9 +117,9 @@ class DistributedModel(torch.nn.Module):
         own.copies += 1
         with as_written(self):
             twin = copy.deepcopy(self, memo)
-        kinds = {name: (runner.says, runner.inputs, runner.gather) for name, runner in own.runners.items()}
+        grid_methods = {name: (runner.says, runner.inputs, runner.gather) for name, runner in own.runners.items()}
         key = f"copy {own.copies} of {own.runners['forward'].ticket.key}"
-        result = become(twin, self.P_x, kinds, key)
+        result = become(twin, self.P_x, grid_methods, key)
         for name in HOOKS:
             result.__dict__[name] = copy.deepcopy(self.__dict__[name], memo)
         return result
@@ -138,19 +137,19 @@ def runner_of(model: DistributedModel, name: str = "forward") -> Runner:
     return _own(model).runners[name]
 
 
-def become(model: torch.nn.Module, P_x: Partition, kinds: Kinds, key: str = "") -> DistributedModel:
-    """Turn a model that nobody else uses into a distributed one, whose methods in `kinds` run on the grid."""
+def become(model: torch.nn.Module, P_x: Partition, grid_methods: GridMethods, key: str = "") -> DistributedModel:
+    """Turn a model that nobody else uses into a distributed one, whose methods in `grid_methods` run on the grid."""
     written = type(model)
     own = GridState(written, P_x)
     own.forward = model.__dict__.pop("forward", None)
     for name in HOOKS:
         own.hooks[name] = model.__dict__[name]
         model.__dict__[name] = None if name == "_is_full_backward_hook" else type(own.hooks[name])()
-    methods = {name: property(partial(runner_of, name=name)) for name in kinds if name != "forward"}
+    methods = {name: property(partial(runner_of, name=name)) for name in grid_methods if name != "forward"}
     kind = type(f"Distributed{written.__name__}", (DistributedModel, written), {"__module__": __name__, **methods})
     model.__dict__[OWN] = own
     model.__class__ = kind
-    for name, (says, inputs, gather) in kinds.items():
+    for name, (says, inputs, gather) in grid_methods.items():
         call = _call_of(model, "__call__" if name == "forward" else name)
         own.runners[name] = Runner(
             says, call, {"": model}, inputs, gather, lambda: as_written(model), f"{key}, {name}" if key else ""
@@ -174,7 +173,7 @@ def as_written(model: torch.nn.Module) -> Iterator[None]:
     found = [(held, held.pop("forward")) for held in guards]
     del model.__dict__[OWN]
     try:
-        model.__class__ = own.written
+        model.__class__ = own.user_class
         model.__dict__.update(own.hooks)
         if own.forward is not None:
             model.__dict__["forward"] = own.forward
@@ -222,7 +221,7 @@ class DistributedFunction(DistributedModel):
         function: Callable[..., Any],
         roots: Mapping[str, torch.nn.Module],
         inputs: Inputs,
-        gather: Gather,
+        gather: GatherOption,
     ):
         super().__init__()
         self._modules.update(roots)

@@ -46,8 +46,8 @@ def is_there(value: GlobalTensor, want: Want) -> bool:
 
 def _is_everything(want: Layout | Needs, value: GlobalTensor) -> bool:
     """Whether every worker wants the whole tensor."""
-    lines = _needs_of(want).intervals
-    own = lines[len(lines) - value.dim :]
+    intervals = _needs_of(want).intervals
+    own = intervals[len(intervals) - value.dim :]
     return all(need == (0, n) for line, n in zip(own, value.shape, strict=True) for need in line)
 
 

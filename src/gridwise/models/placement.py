@@ -128,8 +128,8 @@ class GlobalTensor:
 def everything(layout: Layout) -> Needs:
     """The whole tensor, as the need of each worker of the layout's grid."""
     grid = layout.grid
-    lines = tuple(((0, n),) * p for n, p in zip(layout.global_shape, grid.shape, strict=True))
-    return Needs(grid, lines)
+    intervals = tuple(((0, n),) * p for n, p in zip(layout.global_shape, grid.shape, strict=True))
+    return Needs(grid, intervals)
 
 
 def grid_along(grid: Grid, order: Sequence[int], shape: Sequence[int]) -> Grid:

@@ -26,7 +26,7 @@ from ..errors import UnsupportedError
 from ..grid import Grid, Layout
 from ..partition import Partition
 from .aliasing import Aliases, isolated
-from .functions import PlacedFunction, differentiated
+from .autograd_functions import PlacedFunction, differentiated
 from .movement import enter, leave
 from .placement import SMALL, Cut, GlobalTensor, Partial, Placement, Replicated, Want, Workers
 from .program import Checkpoint, Program, Step, free_early, leave_autocast
@@ -98,7 +98,7 @@ def place(
         [item.value.placement for item in results],
         report,
         recording.draws,
-        frozenset(placing.written),
+        frozenset(placing.changed_slots),
     )
 
 
@@ -118,7 +118,7 @@ class Placing:
         self.aliases = Aliases(graph, sources)
         self.items: dict[Node, Item | list[Item]] = {}
         self.problems: list[str] = []
-        self.written: set[int] = set()
+        self.changed_slots: set[int] = set()
         """The slots of placeholders that are changed in place."""
         self._slots: dict[int, set[int]] = {}
         """The slots of tensors that share memory, by that memory."""
@@ -139,7 +139,7 @@ class Placing:
             item = self.bind(node, value_of(x, Replicated() if layout is None else Cut(layout)))
             found.append((item.slot, source))
             if any(node in written_by(user) for user in node.users):
-                self.written.add(item.slot)
+                self.changed_slots.add(item.slot)
             elif source.kind == "input" and (x.is_floating_point() or x.is_complex()):
                 move = enter(item.value, self.workers, f"input {source.name} of {self.name}")
                 if move is not None:
@@ -196,7 +196,7 @@ class Placing:
             if item.value.dim and self.workers.size > 1:
                 by_batch = Grid(self.workers.ranks, (self.workers.size,) + (1,) * (item.value.dim - 1))
                 grid = by_batch if item.value.layout is None else item.value.layout.grid
-                item = self.tape.brought(item, Layout.balanced(grid, item.value.shape), name)
+                item = self.tape.moved_to(item, Layout.balanced(grid, item.value.shape), name)
             move, placement = leave(item.value, self.workers, name)
             value = replace(item.value, placement=placement)
             found.append(Item(item.slot, value) if move is None else self.tape.add(move, [item], value)[0])
@@ -303,15 +303,15 @@ class Placing:
         given = [self.item(each) for each in nodes_in(list(arguments_of(node, call.op).values()))]
         wants = list(placed.inputs) or [None] * len(given)
         self._note_gathers(node, call, placed, wants)
-        brought = [self.tape.brought(item, want, call.name) for item, want in zip(given, wants, strict=True)]
+        moved = [self.tape.moved_to(item, want, call.name) for item, want in zip(given, wants, strict=True)]
         run = isolated(placed.run) if node in self.aliases.isolates else placed.run
         count = len(call.results)
         outputs = placed.outputs if isinstance(placed.outputs, Sequence) else [placed.outputs] * count
         values = [replace(value, placement=to) for value, to in zip(call.results, outputs, strict=True)]
         if not isinstance(node.meta.get("val"), Tensor):
-            return self.tape.add(run, brought, values, placed.draws)
+            return self.tape.add(run, moved, values, placed.draws)
         self.tape.report.count(values[0])
-        return self.tape.add(run, brought, values[0], placed.draws)
+        return self.tape.add(run, moved, values[0], placed.draws)
 
     def _write(self, node: Node, op: OpOverload, target: Node) -> Item:
         """Add an operator that changes its first argument: in place if other tensors observe it, else perhaps not."""
@@ -331,14 +331,14 @@ class Placing:
         (made,) = self.tape.add(lambda x: x.to(dtype), [made], replace(made.value, dtype=dtype))
         if not in_place:
             return made
-        made = self.tape.brought(made, own.value.layout or Replicated(), where(node))
+        made = self.tape.moved_to(made, own.value.layout or Replicated(), where(node))
         return self.tape.add(Tensor.copy_, [own, made], own.value)[0]
 
     def _completed(self, node: Node) -> Item:
         """The item of a tensor that shares its memory with others: the sum, if the workers have summands."""
         item = self.item(node)
         if isinstance(item.value.placement, Partial):
-            item = self.tape.brought(item, Replicated(), where(node))
+            item = self.tape.moved_to(item, Replicated(), where(node))
             self._rebind(node, item)
         return item
 

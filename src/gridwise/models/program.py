@@ -169,7 +169,7 @@ class Program:
     report: Report
     draws: bool = False
     """Whether any step draws random numbers."""
-    written: frozenset[int] = frozenset()
+    changed_slots: frozenset[int] = frozenset()
     """The slots of sources that the model changes in place."""
     _buckets: dict[tuple[int, ...], list[Bucket]] = field(default_factory=dict)
     _pieces: CompiledPieces | None = None
@@ -223,7 +223,7 @@ class Program:
         wanted = tuple(
             slot
             for slot, source in self.sources
-            if source.kind in ("parameter", "buffer") and slot not in self.written and values[slot].requires_grad
+            if source.kind in ("parameter", "buffer") and slot not in self.changed_slots and values[slot].requires_grad
         )
         if wanted not in self._buckets:
             self._buckets[wanted] = self._packed(wanted, values)

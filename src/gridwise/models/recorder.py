@@ -24,7 +24,7 @@ from .recording.indices import limits_of, problem_with
 from .recording.recording import Recording
 from .recording.state import modules_of, tensors_of
 
-Gather = Literal["report", "refuse"]
+GatherOption = Literal["report", "refuse"]
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Run:
     P_y: Any
     needs_grad: list[bool]
     """Whether each input needs a gradient on any worker."""
-    records: list[bool]
+    outputs_need_grad: list[bool]
     """Whether each output needs a gradient."""
     limits: dict[int, int]
     """For inputs that are indices of embeddings, by position: the number of rows."""
@@ -61,7 +61,7 @@ class FunctionRecorder:
         call: Callable[..., Any],
         roots: Mapping[str, torch.nn.Module],
         P_x: Partition,
-        gather: Gather,
+        gather: GatherOption,
         as_written: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self.says, self.call, self.roots, self.P_x, self.gather = says, call, dict(roots), P_x, gather
@@ -116,11 +116,19 @@ class FunctionRecorder:
             if source.name in places and source.kind in found:
                 found[source.kind][source.name] = places[source.name][1]
         leaves = next(node for node in recording.module.graph.nodes if node.op == "output").args[0]
-        records = [leaf.meta["tensor_meta"].requires_grad for leaf in leaves]
+        outputs_need_grad = [leaf.meta["tensor_meta"].requires_grad for leaf in leaves]
         pairs = zip(program.outputs, leaves, strict=True)
         partitions = [self._partition(placement, leaf.meta["val"].dim()) for placement, leaf in pairs]
         P_y = unflatten(without_values(recording.returned), partitions)
-        return Run(recording, program, P_y, [s.requires_grad for s in structures], records, limits_of(recording), found)
+        return Run(
+            recording,
+            program,
+            P_y,
+            [s.requires_grad for s in structures],
+            outputs_need_grad,
+            limits_of(recording),
+            found,
+        )
 
     def record(
         self, bound: Bound, structures: Sequence[Structure], formats: Sequence[torch.memory_format]

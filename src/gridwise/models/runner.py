@@ -32,7 +32,7 @@ from ..nn.windows.fetch import memory_format_of
 from ..nn.windows.windowed_layer import as_batch
 from ..partition import CartesianPartition
 from .inputs import Bound, Inputs
-from .recorder import FunctionRecorder, Gather, Run
+from .recorder import FunctionRecorder, GatherOption, Run
 from .recording.indices import problem_with
 from .recording.recording import Recording
 from .recording.state import Snapshot, modules_of
@@ -47,11 +47,11 @@ _dtypes = operator.attrgetter("dtype")
 InputStructures = tuple[tuple[Structure, torch.memory_format], ...]
 
 
-class Passed(Operator):
+class AgreementPoint(Operator):
     """The identity, which is its own adjoint: a node of the autograd graph at which the workers agree in backward."""
 
     @property
-    def adjoint(self) -> Passed:
+    def adjoint(self) -> AgreementPoint:
         return self
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ class Runner(FunctionRecorder):
         call: Callable[..., Any],
         roots: Mapping[str, torch.nn.Module],
         inputs: Inputs,
-        gather: Gather,
+        gather: GatherOption,
         as_written: Callable[[], AbstractContextManager[None]],
         key: str = "",
     ) -> None:
@@ -95,7 +95,7 @@ class Runner(FunctionRecorder):
         transport = self.P_x.transport
         key = key or f"#{transport.ordinal(says)}"
         self.ticket = Ticket(key_of(f"{says} {self.P_x.ranks} {key}"), 0)
-        self._plans, self._meet = LayerPlans(), Passed(transport, self.P_x.team, says)
+        self._plans, self._agreement_point = LayerPlans(), AgreementPoint(transport, self.P_x.team, says)
         self._states: deque[State] = deque(maxlen=KEPT)
         self._count = 0
         self._last: Run | None = None
@@ -157,7 +157,10 @@ class Runner(FunctionRecorder):
         self._last = run
         outputs = run(tensors)
         return run.recording.outputs(
-            [apply(y, self._meet, self.ticket, True) if r else y for y, r in zip(outputs, run.records, strict=True)]
+            [
+                apply(y, self._agreement_point, self.ticket, True) if r else y
+                for y, r in zip(outputs, run.outputs_need_grad, strict=True)
+            ]
         )
 
     def _compare_replicas(self) -> None:
@@ -179,7 +182,7 @@ class Runner(FunctionRecorder):
         """Everything that a recording depends on, as seen by this worker; `inputs` in place of those of `bound`."""
         if inputs is None:
             inputs = tuple([(Structure.of(x), memory_format_of(x)) for x in bound.tensors])
-        return inputs, bound.tree, tuple(bound.partitions), state.number, _look_of(state), constants_of(self.call)
+        return inputs, bound.tree, tuple(bound.partitions), state.number, _quick_mode(state), constants_of(self.call)
 
     def _state(self) -> State:
         """The state of the modules, apart from the values of their tensors: a known one, or a new one."""
@@ -262,7 +265,7 @@ class Runner(FunctionRecorder):
         return self._recordings[key].outputs(_Same([nothing]))
 
 
-def _look_of(state: State) -> Hashable:
+def _quick_mode(state: State) -> Hashable:
     """The parts of the mode that can change while the state stays the same, collected fast enough for every call."""
     records = torch.is_grad_enabled()
     with torch._C.DisableTorchFunctionSubclass():  # attributes of parameters are read several times faster

@@ -50,7 +50,7 @@ class Tape:
         self.steps.append(Step(run, slots, outputs, draws, number, (), self.name, placement))
         return made
 
-    def brought(self, item: Item, want: Want, name: str) -> Item:
+    def moved_to(self, item: Item, want: Want, name: str) -> Item:
         """The tensor in the wanted placement; a movement is added unless it already was."""
         if is_there(item.value, want):
             return item

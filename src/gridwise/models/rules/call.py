@@ -25,7 +25,7 @@ from ...nn.engine.operator import noted
 from ..placement import SMALL, Cut, GlobalTensor, Placement, Replicated, Want, Workers, resized
 from .functions import function_of, short_name
 
-Run = Callable[..., Any]
+LocalFunction = Callable[..., Any]
 
 
 class NoRule(UnsupportedError):
@@ -42,7 +42,7 @@ class Placed:
 
     outputs: Placement | Sequence[Placement]
     """One for all outputs, or one for each."""
-    run: Run
+    run: LocalFunction
     inputs: Sequence[Want] = ()
     """Where each tensor argument has to lie; if left out, all stay where they are."""
     draws: bool = False
@@ -102,7 +102,7 @@ class Call:
             return tuple(range(of))
         return tuple(d % max(1, of) for d in (given if isinstance(given, Sequence) else (given,)))
 
-    def locally(self, op: OpOverload | None = None, **changed: object) -> Run:
+    def locally(self, op: OpOverload | None = None, **changed: object) -> LocalFunction:
         """The operator on this worker's tensors, with some arguments changed."""
         schema = self.op._schema
         given = {**self.given, **changed}
@@ -126,7 +126,7 @@ class Call:
         """This worker's block."""
         return layout.block(self.workers.rank)
 
-    def unless_empty(self, run: Run, *layouts: Layout) -> Run:
+    def unless_empty(self, run: LocalFunction, *layouts: Layout) -> LocalFunction:
         """`run` of an operator that refuses empty blocks; these are made without it. One layout per output."""
         if self.block(layouts[0]).volume:
             return run

@@ -67,10 +67,10 @@ def needed_by(target: Layout, value: GlobalTensor) -> Want:
     if value.layout is None and value.volume == 1:
         return Replicated()
     lacking = target.grid.dim - value.dim
-    lines: list[tuple[Interval, ...]] = [((0, 1),) * p for p in target.grid.shape[:lacking]]
+    intervals: list[tuple[Interval, ...]] = [((0, 1),) * p for p in target.grid.shape[:lacking]]
     for n, cuts in zip(value.shape, target.cuts[lacking:], strict=True):
-        lines.append(tuple(pairwise(cuts)) if n == cuts[-1] else ((0, n),) * (len(cuts) - 1))
-    return Needs(target.grid, tuple(lines))
+        intervals.append(tuple(pairwise(cuts)) if n == cuts[-1] else ((0, n),) * (len(cuts) - 1))
+    return Needs(target.grid, tuple(intervals))
 
 
 @rule("prelu")
@@ -81,8 +81,8 @@ def prelu(call: Call) -> Placed:
     if slope.volume > 1 and x.is_cut_along([1]):
         order = [*(d for d in range(x.dim) if d != 1), 1]
         last = permuted(layout, order)
-        lines = [*(((0, 1),) * p for p in last.grid.shape[:-1]), tuple(pairwise(last.cuts[-1]))]
-        want = Needs(last.grid, tuple(lines))
+        intervals = [*(((0, 1),) * p for p in last.grid.shape[:-1]), tuple(pairwise(last.cuts[-1]))]
+        want = Needs(last.grid, tuple(intervals))
     run = call.locally()
     return Placed(Cut(layout), lambda x, slope: run(x, slope.reshape(-1)), [layout, want])
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from ...grid import Box, Grid, Interval, Layout, Needs
 from ..placement import Cut, GlobalTensor, Partial, Replicated, Want, grid_along
 from ..random import Elements, RandomStream
-from .call import Call, NoRule, Placed, Run
+from .call import Call, LocalFunction, NoRule, Placed
 from .pointwise import common_layout, needed_by
 from .table import rule
 
@@ -70,21 +70,21 @@ def needed_of(target: Layout, value: GlobalTensor, labels: Labels, result: Label
     places = {label: d for d, label in enumerate(result)}
     grid = target.grid
     free = [d for d, label in enumerate(result) if label not in labels and grid.shape[d] > 1]
-    lines: list[tuple[Interval, ...]] = [((0, 1),) * grid.shape[d] for d in free]
+    intervals: list[tuple[Interval, ...]] = [((0, 1),) * grid.shape[d] for d in free]
     order = list(free)
     for label, n in zip(labels, value.shape, strict=True):
         d = places.get(label)
         if d is None or grid.shape[d] == 1:
-            lines.append(((0, n),))
+            intervals.append(((0, n),))
             continue
         own = tuple(pairwise(target.cuts[d])) if n == target.cuts[d][-1] else ((0, n),) * grid.shape[d]
-        lines.append(own)
+        intervals.append(own)
         order.append(d)
-    return Needs(grid_along(grid, order, [len(line) for line in lines]), tuple(lines))
+    return Needs(grid_along(grid, order, [len(line) for line in intervals]), tuple(intervals))
 
 
 def product(
-    call: Call, operands: Sequence[Labels], result: Labels, run: Run | None = None, whole: Labels = ()
+    call: Call, operands: Sequence[Labels], result: Labels, run: LocalFunction | None = None, whole: Labels = ()
 ) -> Placed:
     """Any sum of products: each worker makes its block of the result, which is uncut along `whole`."""
     tensors, run = call.tensors, run or call.locally()
@@ -106,7 +106,7 @@ def _worth_cutting(call: Call, operands: Sequence[Labels]) -> Layout | None:
     return placed.layout if isinstance(placed, Cut) else None
 
 
-def _plain(run: Run, tensors: Sequence[GlobalTensor], wants: Sequence[Want]) -> Run:
+def _plain(run: LocalFunction, tensors: Sequence[GlobalTensor], wants: Sequence[Want]) -> LocalFunction:
     """`run` on tensors without the additional leading dims that `Needs` on a larger grid give them."""
     dims = [value.dim for value in tensors]
     if all(not isinstance(want, Needs) or want.grid.dim <= n for want, n in zip(wants, dims, strict=True)):

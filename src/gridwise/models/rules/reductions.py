@@ -74,8 +74,8 @@ def sum_of_blocks(
         target = Cut(Layout.balanced(grid, result.shape))
     # a worker's sum is a box of the result; workers that differ only along reduced axes have the same box
     own = Needs.of_layout(layout).intervals
-    lines = [((0, 1),) * layout.grid.shape[d] if d in dims else own[d] for d in range(layout.grid.dim)]
-    needs = Needs(layout.grid, tuple(lines))
+    intervals = [((0, 1),) * layout.grid.shape[d] if d in dims else own[d] for d in range(layout.grid.dim)]
+    needs = Needs(layout.grid, tuple(intervals))
     lifted = target.layout
     if not keepdim:
         cuts = iter(lifted.cuts)

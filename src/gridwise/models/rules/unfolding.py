@@ -57,7 +57,7 @@ def columns(call: Call) -> Placed:
     ]
     grid = Grid(call.workers.ranks, (batch, 1, blocks, 1))
     cut = layout.cuts[0]
-    lines = (tuple(pairwise(cut)), ((0, x.shape[1]),), tuple(row.hull for row in rows), ((0, x.shape[3]),))
+    intervals = (tuple(pairwise(cut)), ((0, x.shape[1]),), tuple(row.hull for row in rows), ((0, x.shape[3]),))
     target = Layout(
         Grid(call.workers.ranks, (batch, 1, blocks)), (cut, (0, call.result.shape[1]), scaled(windows, sizes[1]))
     )
@@ -68,4 +68,4 @@ def columns(call: Call) -> Placed:
         return F.unfold(x, kernel, dilation, (0, padding[1]), stride)
 
     assert math.prod(space) * layout.grid.shape[1] == blocks
-    return Placed(Cut(target), call.unless_empty(run, target), [Needs(grid, lines)])
+    return Placed(Cut(target), call.unless_empty(run, target), [Needs(grid, intervals)])

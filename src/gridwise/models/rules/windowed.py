@@ -23,7 +23,7 @@ from ...nn.parameters.blocks import Spread
 from ...nn.windows.windowed_layer import WindowedLayer
 from ...partition import CartesianPartition
 from ..placement import SMALL, Cut, GlobalTensor
-from .call import Call, NoRule, NothingCut, Placed, Run
+from .call import Call, LocalFunction, NoRule, NothingCut, Placed
 from .reductions import summed
 from .table import rule
 
@@ -131,7 +131,7 @@ def _squeezed(y: Tensor | tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
     return tuple(part.squeeze(0) for part in y) if isinstance(y, tuple) else y.squeeze(0)
 
 
-def _run_of(layer: Any, weights: Sequence[GlobalTensor | None], rank: int) -> Run:
+def _run_of(layer: Any, weights: Sequence[GlobalTensor | None], rank: int) -> LocalFunction:
     share, agreed = layer._share, layer._agreed
     quiet = agreed._replace(requires_grad=False)
 

@@ -40,9 +40,9 @@ class PlacedFunction:
     saved: tuple[int, ...]
     """The slots of the forward steps that backward needs."""
     backward: list[Step]
-    taken: tuple[int, ...]
+    backward_inputs: tuple[int, ...]
     """The slots of the backward steps that receive `saved`, followed by those of the cotangents."""
-    gives: dict[int, int]
+    gradient_slots: dict[int, int]
     """The slot of the gradient of each input, by the slot of that input."""
     cotangents: tuple[int, ...]
     """The positions in `outputs` of those whose cotangents backward uses."""
@@ -70,10 +70,14 @@ class _Differentiated(torch.autograd.Function):
         placed: PlacedFunction = ctx.placed
         *saved, _ = ctx.saved_tensors
         given = [*saved, *(gradients[place] for place in placed.cotangents)]
-        values: dict[int, Any] = dict(zip(placed.taken, given, strict=True))
+        values: dict[int, Any] = dict(zip(placed.backward_inputs, given, strict=True))
         with agreement(False):
             execute(placed.backward, values, ctx.stream)
-        return (None, None, *(values[placed.gives[slot]] if slot in placed.gives else None for slot in placed.inputs))
+        return (
+            None,
+            None,
+            *(values[placed.gradient_slots[slot]] if slot in placed.gradient_slots else None for slot in placed.inputs),
+        )
 
 
 def differentiated(
@@ -100,16 +104,16 @@ def differentiated(
     walk.walk()
     if walk.problems:
         raise NoRule("; ".join(walk.problems))
-    gives = {}
+    gradient_slots = {}
     for item, gradient in zip(wanted, walk.results(), strict=True):
         if item.slot in inputs:
-            gives[item.slot] = _as_cotangent(walk.tape, gradient, item.value, name).slot
+            gradient_slots[item.slot] = _as_cotangent(walk.tape, gradient, item.value, name).slot
     used = {slot for step in inner for slot in step.inputs}
     free_early(inner, {*outputs, *(item.slot for item in saved)} | (set(inputs) - used))
-    free_early(walk.tape.steps, set(gives.values()))
-    taken = tuple(walk.item(node).slot for node in placeholders)
+    free_early(walk.tape.steps, set(gradient_slots.values()))
+    backward_inputs = tuple(walk.item(node).slot for node in placeholders)
     placed = PlacedFunction(
-        inner, inputs, outputs, tuple(item.slot for item in saved), walk.tape.steps, taken, gives,
+        inner, inputs, outputs, tuple(item.slot for item in saved), walk.tape.steps, backward_inputs, gradient_slots,
         tuple(outputs.index(item.slot) for item in made),
     )  # fmt: skip
     return placed, inputs
@@ -127,7 +131,7 @@ def _as_cotangent(tape: Tape, gradient: Item, of: GlobalTensor, name: str) -> It
     workers = tape.workers
     want = cotangent_of(of.placement)
     if not isinstance(want, Partial) or workers.size == 1:
-        return tape.brought(gradient, want.layout if isinstance(want, Cut) else Replicated(), name)
+        return tape.moved_to(gradient, want.layout if isinstance(want, Cut) else Replicated(), name)
     placement = gradient.value.placement
     if isinstance(placement, Partial):
         return gradient

@@ -7,7 +7,7 @@ import torch
 
 import gridwise.tagi.nn as nn
 from gridwise.tagi.inference.jumps import jumps_moved
-from gridwise.tagi.inference.update import FLOOR, Change, capped_update
+from gridwise.tagi.inference.update import FLOOR, ParameterChange, capped_update
 
 
 @pytest.mark.parametrize("layer", [nn.ReLU(), nn.LeakyReLU()])
@@ -52,6 +52,6 @@ def test_variances_close_to_zero_are_on_either_side_of_the_floor() -> None:
         var, floored = torch.tensor([1.0, 1.0, 1.0]), torch.zeros((), dtype=torch.long)
         sums = torch.tensor([-0.5, -1.0 + 1e-6, -1.0 - 1e-6])  # leave a half, a little more and a little less than zero
         with jumps_moved(reach):
-            capped_update([Change(torch.zeros(3), var, torch.zeros(3), sums, None, floored)])
+            capped_update([ParameterChange(torch.zeros(3), var, torch.zeros(3), sums, None, floored)])
         counts.append((int(floored), int((var == FLOOR).sum())))
     assert counts == [(1, 1), (2, 2), (0, 0)]

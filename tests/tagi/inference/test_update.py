@@ -30,7 +30,7 @@ def test_capped_update(cap: float | None, monkeypatch: pytest.MonkeyPatch) -> No
 
     def check(m: torch.Tensor, v: torch.Tensor) -> None:
         count = torch.zeros((), dtype=torch.long)
-        update.capped_update([update.Change(m, v, s1, s2, cap, count)])
+        update.capped_update([update.ParameterChange(m, v, s1, s2, cap, count)])
         assert int(count) == negative
         torch.testing.assert_close(torch.stack((m.reshape(-1), v.reshape(-1)), 1), want)
 
@@ -45,8 +45,8 @@ def test_tensors_updated_together_are_updated_alike(monkeypatch: pytest.MonkeyPa
     torch.manual_seed(0)
     shapes, caps = [(3, 4), (5,), (0, 2), (2, 2), (6,)], [2.0, 2.0, 2.0, None, 0.1]
     ones = [torch.rand(4, *shape) for shape in shapes]
-    together = [update.Change(*t.clone(), cap) for t, cap in zip(ones, caps, strict=True)]
-    alone = [update.Change(*t.clone(), cap) for t, cap in zip(ones, caps, strict=True)]
+    together = [update.ParameterChange(*t.clone(), cap) for t, cap in zip(ones, caps, strict=True)]
+    alone = [update.ParameterChange(*t.clone(), cap) for t, cap in zip(ones, caps, strict=True)]
     monkeypatch.setattr(update, "_TOGETHER", 16)
     update.capped_update(together)  # the empty one keeps them off the road through the cache
     for change in alone:

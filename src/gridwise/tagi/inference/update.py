@@ -32,7 +32,7 @@ _BLOCK = 1 << 17  # elements; what one block touches stays in the last-level cac
 _TOGETHER = 1 << 26  # elements updated by one kernel; their deltas are in memory at the same time
 
 
-class Change(NamedTuple):
+class ParameterChange(NamedTuple):
     """Parameters and the sums that update them, all of one shape."""
 
     mu: Tensor
@@ -50,7 +50,7 @@ def cap_factor(batch: int) -> float:
     return 2.0 if batch < 256 else 3.0
 
 
-def capped_update(changes: Sequence[Change]) -> None:
+def capped_update(changes: Sequence[ParameterChange]) -> None:
     """Update all `mu` and `var` in place, and the counters of variances that were set to `FLOOR`."""
     if is_traced() or not all(_is_flat_on_cpu(change) for change in changes):
         for group in _groups(changes, _TOGETHER):
@@ -65,23 +65,23 @@ def capped_update(changes: Sequence[Change]) -> None:
                 _put_to_floor(piece)
 
 
-def _in_blocks(changes: Sequence[Change]) -> Iterator[Change]:
+def _in_blocks(changes: Sequence[ParameterChange]) -> Iterator[ParameterChange]:
     for change in changes:
         if change.mu.numel() <= _BLOCK:
             yield change
             continue
         blocks = (t.view(-1).split(_BLOCK) for t in (change.mu, change.var, change.s1, change.s2))
         for mu, var, s1, s2 in zip(*blocks, strict=True):
-            yield Change(mu, var, s1, s2, change.cap, change.floored)
+            yield ParameterChange(mu, var, s1, s2, change.cap, change.floored)
 
 
-def _is_flat_on_cpu(change: Change) -> bool:
+def _is_flat_on_cpu(change: ParameterChange) -> bool:
     return all(t.device.type == "cpu" and t.is_contiguous() for t in change[:4]) and change.mu.numel() > 0
 
 
-def _groups(changes: Sequence[Change], together: int) -> Iterator[list[Change]]:
+def _groups(changes: Sequence[ParameterChange], together: int) -> Iterator[list[ParameterChange]]:
     """Changes to be made together: of one cap, and at most `together` elements unless one change alone has more."""
-    group: list[Change] = []
+    group: list[ParameterChange] = []
     size = 0
     for change in changes:
         size += change.mu.numel()
@@ -93,7 +93,7 @@ def _groups(changes: Sequence[Change], together: int) -> Iterator[list[Change]]:
         yield group
 
 
-def _add(changes: Sequence[Change]) -> None:
+def _add(changes: Sequence[ParameterChange]) -> None:
     """Add delta_mu and delta_var, as in the header of this file, for changes of one cap."""
     var, cap = [change.var for change in changes], changes[0].cap
     delta_mu = torch._foreach_mul(var, [change.s1 for change in changes])
@@ -111,7 +111,7 @@ def _add(changes: Sequence[Change]) -> None:
     torch._foreach_add_(var, delta_var)
 
 
-def _put_to_floor(change: Change) -> None:
+def _put_to_floor(change: ParameterChange) -> None:
     zero = variance_threshold(change.var)
     if change.floored is not None:
         change.floored.add_((change.var <= zero).sum())

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from ...errors import GridwiseError, PartitionError
 from ..inference.initial_values import gaussian_parameters, scale_of
 from ..inference.tracing import is_traced
-from ..inference.update import Change, cap_factor, capped_update
+from ..inference.update import ParameterChange, cap_factor, capped_update
 from .gaussian import Gaussian, Innovation
 
 Sums = tuple[Tensor, Tensor]
@@ -94,7 +94,7 @@ class BaseLayer(nn.Module):
         """Update the parameters of this layer and the layers inside it from the sums left by backward."""
         capped_update([change for leaf in self.leaves() for change in leaf.changes()])
 
-    def changes(self) -> Iterator[Change]:
+    def changes(self) -> Iterator[ParameterChange]:
         """The updates that the next step makes; none for a layer without parameters or sums."""
         return iter(())
 
@@ -269,13 +269,13 @@ class ParametricLayer(BaseLayer):
         """The cap factor of the next step: from the batch size, as set by the user, or None for no cap."""
         return cap_factor(self.batch) if isinstance(self.cap, str) else self.cap
 
-    def changes(self) -> Iterator[Change]:
+    def changes(self) -> Iterator[ParameterChange]:
         """The updates that the next step makes; consumes the sums."""
         sums, self.sums = self._final_sums(), {}
         for name, mu, var in self.pairs():
             if name in sums:
                 s1, s2 = (total.reshape(mu.shape) for total in sums[name])
-                yield Change(mu, var, s1, s2, self.cap_value(), self.neg_var_w if name == "w" else None)
+                yield ParameterChange(mu, var, s1, s2, self.cap_value(), self.neg_var_w if name == "w" else None)
 
     def _final_sums(self) -> dict[str, Sums]:
         return self.sums

@@ -90,8 +90,7 @@ class Layout:
 
     def block_at(self, index: Index) -> Box:
         """The block of the worker at these coordinates, in global indices."""
-        ends = [interval(cuts, i) for cuts, i in zip(self.cuts, index, strict=True)]
-        return Box(tuple(a for a, _ in ends), tuple(b for _, b in ends))
+        return Box.of_intervals(interval(cuts, i) for cuts, i in zip(self.cuts, index, strict=True))
 
     def block(self, rank: int) -> Box:
         """The block of a worker, in global indices."""

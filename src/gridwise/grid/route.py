@@ -87,8 +87,7 @@ class Needs:
         return Needs(self.grid, (*self.intervals[:dim], tuple(intervals), *self.intervals[dim + 1 :]), self.wrap)
 
     def box_at(self, index: Index) -> Box:
-        ends = [intervals[i] for intervals, i in zip(self.intervals, index, strict=True)]
-        return Box(tuple(a for a, _ in ends), tuple(b for _, b in ends))
+        return Box.of_intervals(intervals[i] for intervals, i in zip(self.intervals, index, strict=True))
 
     def box(self, rank: int) -> Box:
         """The need of a worker, in global indices (which may lie outside the tensor where they wrap)."""

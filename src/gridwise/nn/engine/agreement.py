@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...comm.settings import is_on as is_set
 from ...comm.supervision.matching_calls import UNREAD, raise_mismatch, raise_unread
 from ...comm.supervision.matching_calls import key_of as key_of
 from ...comm.supervision.matching_calls import tell as tell
@@ -41,7 +42,7 @@ DTYPES = sorted((d for d in vars(torch).values() if isinstance(d, torch.dtype)),
 Places = tuple[int, int, int, int, int]
 """Positions in a ballot: dtype, device, "needs a gradient", "does not record" and "on a CUDA device"."""
 
-_switch = Switch("GRIDWISE_AGREEMENT", "on")
+_switch = Switch(is_set("GRIDWISE_AGREEMENT", "on"))
 
 
 def agreement(enabled: bool) -> AbstractContextManager[None]:
@@ -60,7 +61,7 @@ def agreement(enabled: bool) -> AbstractContextManager[None]:
 
 
 def is_on() -> bool:
-    return _switch.on
+    return _switch.value
 
 
 def agree_call(transport: Transport, team: Team, what: str, key: int, changed: bool, problem: str | None) -> bool:
@@ -73,7 +74,7 @@ def agree_plan(transport: Transport, team: Team, what: str, key: int, plan: int,
 
     Raises on all workers if they make different calls or one has a problem.
     """
-    if not _switch.on or len(team) == 1:
+    if not _switch.value or len(team) == 1:
         if problem is not None:
             raise PartitionError(f"{what}: {problem}")
         return plan

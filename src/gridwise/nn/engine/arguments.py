@@ -1,14 +1,17 @@
-"""Checks of layer arguments: where a partition is needed, where a number belongs, and where DistDL's order differs."""
+"""Checks of what a layer is constructed with (partitions, numbers, DistDL's order) and called with (tensors, transforms)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack
+from torch.autograd import forward_ad
 
-from ...errors import PartitionError
+from ...errors import PartitionError, UnsupportedError
 from ...partition import Partition
 from .operator import is_dense
 
@@ -78,3 +81,31 @@ def problem_with_sizes(dims: int, **sizes: object) -> str | None:
             )
         return problem
     return None
+
+
+def problem_with_inference(parameters: Iterable[Tensor | None], input: Sequence[Any]) -> str | None:
+    """What is wrong with inference tensors where parameters need gradients: torch would raise on some workers only."""
+    if not any(isinstance(x, Tensor) and x.is_inference() for x in input) or not torch.is_grad_enabled():
+        return None
+    if not any(p is not None and p.requires_grad for p in parameters):
+        return None
+    return (
+        "got an inference tensor while its parameters need gradients\n  fix: clone the tensor outside of inference_mode"
+    )
+
+
+def refuse_transforms(module: torch.nn.Module, says: str, input: Sequence[Any]) -> None:
+    """Raise under forward-mode differentiation or a transform of torch.func: messages support neither.
+
+    Each worker raises by itself: the program is the same on all of them, and under a transform nothing can be agreed
+    on, because a parameter that it has wrapped cannot be read.
+    """
+    if peek_interpreter_stack() is not None:
+        raise UnsupportedError(
+            f"{says} cannot be transformed by torch.func (grad, vmap, jvp).\n  fix: use torch.autograd.grad or backward()."
+        )
+    if forward_ad._current_level < 0:
+        return
+    tensors = [x for x in (*input, *module.parameters(), *module.buffers()) if isinstance(x, Tensor)]
+    if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        raise UnsupportedError(f"{says} has no forward-mode derivative.\n  fix: use torch.autograd.grad or backward().")

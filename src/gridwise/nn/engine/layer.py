@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 import xxhash
 from torch import Tensor
@@ -29,7 +28,7 @@ from ..parameters.gradient_buckets import shared_together
 from ..parameters.gradient_wire import current_wire
 from ..parameters.replicas import Replica
 from ..parameters.whole_tensor import refuse_dtensor
-from .agreement import key_of, tell
+from .agreement import Ballot, key_of, tell
 from .mode import Held, held_by
 from .module import Module
 from .operator import Ticket
@@ -197,6 +196,11 @@ class Layer(Module):
         operator, key = self._shared[name]
         return shared_together((value,), operator, Ticket(key, self._ticket.call))[0]
 
+    @property
+    def _wants_gradients(self) -> bool:
+        """Whether a parameter needs a gradient from this call."""
+        return torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters(recurse=False))
+
     def _mode(self) -> Hashable:
         return self.training, current_wire(), None if self._read_settings is None else self._read_settings(self)
 
@@ -316,18 +320,19 @@ def agree_build(
     generators = generators_for(device)
     states = [generator.get_state() for generator in generators]
     key, drawn = key_of(says), xxhash.xxh3_64_intdigest(torch.cat(states).numpy().tobytes()) >> 2
-    votes = np.array([key, -key, drawn, -drawn, problem is not None], dtype=np.int64)
+    ballot = Ballot()
+    same_layer, same_state, fails = ballot.equal(key), ballot.equal(drawn), ballot.any(problem is not None)
     what = f"the construction of {says}"
-    transport.all_max(votes, team, what)
-    if votes[0] != -votes[1]:
+    ballot.count(transport, team, what)
+    if ballot.read(same_layer) is None:
         raise MismatchError(
             "the workers construct different layers, or the same ones in another order.",
             tell(transport, team, f"constructs {says}"),
             "construct the same layers with the same arguments in the same order on all workers.",
         )
-    if votes[4]:
+    if ballot.read(fails):
         raise PartitionError(f"{says} cannot be constructed.", tell(transport, team, problem))
-    if votes[2] != -votes[3]:
+    if ballot.read(same_state) is None:
         for generator, state in zip(generators, states, strict=True):
             transport.copy_from(state, team[0], team, what)
             generator.set_state(state)

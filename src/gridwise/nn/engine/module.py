@@ -17,23 +17,21 @@ import copy
 import functools
 import inspect
 import operator
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
-from torch._C._functorch import peek_interpreter_stack
-from torch.autograd import forward_ad
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils.hooks import RemovableHandle
 
 from ...comm.transports.base import Team, Transport
-from ...errors import PartitionError, UnsupportedError
+from ...errors import PartitionError
 from ...grid import union_of
 from ...partition import Partition
 from ..parameters.replicas import Replica, agree_replicas, is_due
 from .agreement import Structure, agree_common, agree_plan, is_on, key_of
-from .arguments import need_first_partition
+from .arguments import need_first_partition, problem_with_inference, refuse_transforms
 from .mode import NOTHING_HELD, Held, agree_mode, without_shapes
 from .operator import Operator, Ticket, apply
 from .plans import LayerPlan, LayerPlans
@@ -244,7 +242,7 @@ class Module(torch.nn.Module):
         if self._distdl_is_setup:
             self._distdl_is_setup = False
             self._distdl_module_teardown(input)
-        self._plans.count += 1
+        self._plans.begin()
         self._plans.current = None
         if self._transport is not None and (mode := self._mode()) is not None:
             new, mode = self._replicas_are_new, (mode, without_shapes(self._held()))
@@ -358,34 +356,6 @@ def _planned_for(forward: Callable[..., Any]) -> Callable[..., Any]:
             self.__dict__["_is_called"] = False
 
     return planned
-
-
-def problem_with_inference(parameters: Iterable[Tensor | None], input: Sequence[Any]) -> str | None:
-    """What is wrong with inference tensors where parameters need gradients: torch would raise on some workers only."""
-    if not any(isinstance(x, Tensor) and x.is_inference() for x in input) or not torch.is_grad_enabled():
-        return None
-    if not any(p is not None and p.requires_grad for p in parameters):
-        return None
-    return (
-        "got an inference tensor while its parameters need gradients\n  fix: clone the tensor outside of inference_mode"
-    )
-
-
-def refuse_transforms(module: torch.nn.Module, says: str, input: Sequence[Any]) -> None:
-    """Raise under forward-mode differentiation or a transform of torch.func: messages support neither.
-
-    Each worker raises by itself: the program is the same on all of them, and under a transform nothing can be agreed
-    on, because a parameter that it has wrapped cannot be read.
-    """
-    if peek_interpreter_stack() is not None:
-        raise UnsupportedError(
-            f"{says} cannot be transformed by torch.func (grad, vmap, jvp).\n  fix: use torch.autograd.grad or backward()."
-        )
-    if forward_ad._current_level < 0:
-        return
-    tensors = [x for x in (*input, *module.parameters(), *module.buffers()) if isinstance(x, Tensor)]
-    if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
-        raise UnsupportedError(f"{says} has no forward-mode derivative.\n  fix: use torch.autograd.grad or backward().")
 
 
 def outside_of_graphs(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -1,23 +1,24 @@
-"""On/off settings: by an environment variable for a whole run, and by a context manager while its body runs."""
+"""A setting that a context manager changes while its body runs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Generic, TypeVar
 
-from ...comm.settings import is_on
+T = TypeVar("T")
 
 
-class Switch:
-    """A setting that is on or off; `to` changes it while a body runs."""
+class Switch(Generic[T]):
+    """A setting of a whole run; `to` changes it while a body runs."""
 
-    def __init__(self, variable: str, default: str) -> None:
-        self.on = is_on(variable, default)
+    def __init__(self, value: T) -> None:
+        self.value = value
 
     @contextmanager
-    def to(self, enabled: bool) -> Iterator[None]:
-        before, self.on = self.on, enabled
+    def to(self, value: T) -> Iterator[None]:
+        before, self.value = self.value, value
         try:
             yield
         finally:
-            self.on = before
+            self.value = before

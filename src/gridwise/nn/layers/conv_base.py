@@ -300,8 +300,8 @@ class Conv(ConvLayer):
         if self._sum is None:
             return y
         operator, key = self._sum
-        wants = torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters(recurse=False))
-        return apply(y, operator, Ticket(key, self._ticket.call), wants or self._agreed.requires_grad)
+        records = self._wants_gradients or self._agreed.requires_grad
+        return apply(y, operator, Ticket(key, self._ticket.call), records)
 
     def _convolved(self, x: Tensor, share: Share) -> Tensor:
         if self._single is not None:

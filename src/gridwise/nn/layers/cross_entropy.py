@@ -204,24 +204,30 @@ class DistributedCrossEntropyLoss(DistributedLoss):
             terms = (log_sum.unsqueeze(dim) - shifted) * target
             return (terms if weight is None else terms * weight).sum(dim)
         ignored = self._ignored(target)
-        index = target.long().masked_fill(ignored, 0)
-        here = (index >= mine.start) & (index < mine.stop) & ~ignored
-        local = (index - mine.start).masked_fill(~here, 0).unsqueeze(dim)
-        picked = shifted.gather(dim, local).squeeze(dim) if input.shape[dim] else shifted.sum(dim)  # 0
-        losses = torch.where(here, -picked, torch.zeros_like(picked))
-        # Added by the first worker along the class axis; `where` keeps the others in the graph, and so in its backward.
-        counted = torch.full_like(ignored, self._is_first)
-        losses = losses + torch.where(counted & ~ignored, log_sum, 0)
-        if self.weight is not None:
-            losses = losses * self.weight[index]
+        losses = self._picked(shifted, log_sum, target.long().masked_fill(ignored, 0), ignored, mine)
         if not self.label_smoothing:
             return losses
         smooth = -(shifted if weight is None else shifted * weight).sum(dim)
-        smooth = smooth + torch.where(
-            counted, log_sum * (self._classes if self.weight is None else self.weight.sum()), 0
-        )
-        smooth = smooth.masked_fill(ignored, 0)
+        total = self._classes if self.weight is None else self.weight.sum()
+        smooth = (smooth + torch.where(self._counted(ignored), log_sum * total, 0)).masked_fill(ignored, 0)
         return (1 - self.label_smoothing) * losses + self.label_smoothing / self._classes * smooth
+
+    def _picked(self, shifted: Tensor, log_sum: Tensor, index: Tensor, ignored: Tensor, mine: slice) -> Tensor:
+        """This worker's share of the terms of the targets themselves."""
+        dim = self.class_dim
+        here = (index >= mine.start) & (index < mine.stop) & ~ignored
+        local = (index - mine.start).masked_fill(~here, 0).unsqueeze(dim)
+        picked = shifted.gather(dim, local).squeeze(dim) if shifted.shape[dim] else shifted.sum(dim)  # 0
+        losses = torch.where(here, -picked, torch.zeros_like(picked))
+        losses = losses + torch.where(self._counted(ignored) & ~ignored, log_sum, 0)
+        return losses if self.weight is None else losses * self.weight[index]
+
+    def _counted(self, like: Tensor) -> Tensor:
+        """Where this worker adds ``log sum``: everywhere if it is the first along the class axis, else nowhere.
+
+        With `where`, the other workers stay in the graph, and so in its backward.
+        """
+        return torch.full_like(like, self._is_first)
 
     def _normalised(self, input: Tensor) -> tuple[Tensor, Tensor]:
         """The logits minus the largest of all workers, and the logarithm of the sum of their exponentials."""

@@ -138,7 +138,6 @@ class DistributedLinear(Layer):
     def forward(self, x: Tensor) -> Tensor:
         if self._is_outside:
             return x.clone()
-        wants = torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters(recurse=False))
         x = self._agreed.brought(x)
         if self._fetch is not None:
             x = self._move(x, self._fetch, self._agreed.requires_grad)
@@ -149,7 +148,7 @@ class DistributedLinear(Layer):
         else:
             x = x.to(dtype_of_products(x))
         if self._collect is not None:
-            x = self._move(x, self._collect, wants or self._agreed.requires_grad, step=1)
+            x = self._move(x, self._collect, self._wants_gradients or self._agreed.requires_grad, step=1)
         return x
 
     def _by_torch(self, x: Tensor) -> Tensor:

@@ -155,6 +155,11 @@ optimizer._foreach_supported_types.append(BlockParameter)
 Labelled = TypeVar("Labelled", BlockTensor, BlockParameter)
 
 
+def placement_of(x: object) -> Layout | None:
+    """The placement of a block; None for anything else, and for what every worker of the world holds whole."""
+    return x.placement if isinstance(x, BlockTensor | BlockParameter) else None
+
+
 def labelled(tensor: Labelled, like: BlockTensor | BlockParameter) -> Labelled:
     """`tensor` with the placement and the block of another."""
     tensor.placement, tensor.block = like.placement, like.block

@@ -23,7 +23,7 @@ from ...comm.transports.base import Team, Transport
 from ...errors import PartitionError, UnsupportedError
 from ...partition import Partition, world
 from ..engine.all_max import all_max
-from .blocks import BlockParameter, Spread, holders_of_blocks
+from .blocks import BlockParameter, Spread, holders_of_blocks, placement_of
 
 
 def clip_grad_norm_(
@@ -67,7 +67,7 @@ def clip_grad_norm_(
 
 def _counts(parameter: Tensor, transport: Transport, first: int) -> bool:
     """Whether this worker is the holder that counts its part of a parameter."""
-    layout = parameter.placement if isinstance(parameter, BlockParameter) else None
+    layout = placement_of(parameter)
     return transport.rank == first if layout is None else transport.rank in layout.grid
 
 

@@ -19,7 +19,7 @@ from ...grid import Grid, Layout, Needs, route
 from ...partition import Partition, world, zero_volume_tensor
 from ..engine.agreement import tell
 from ..engine.carrier import Move
-from .blocks import BlockParameter, BlockTensor
+from .blocks import placement_of
 from .replicas import all_say
 from .saved_blocks import KEY
 
@@ -63,7 +63,7 @@ def full_state_dict(
 
 def _whole(name: str, value: Tensor, P: Partition, targets: tuple[int, ...]) -> Tensor:
     """The global tensor on the `targets`; on the others a zero-volume tensor, or what they hold anyway."""
-    layout = value.placement if isinstance(value, BlockTensor | BlockParameter) else None
+    layout = placement_of(value)
     data = value.detach().as_subclass(Tensor)
     if not isinstance(layout, Layout):
         return data.clone() if P.transport.rank in targets else data
@@ -93,7 +93,7 @@ def _agree(P: Partition, held: dict[str, object], worker: int | None) -> None:
     said = [f"worker={worker}"]
     for name, value in held.items():
         if isinstance(value, Tensor):
-            layout = value.placement if isinstance(value, BlockTensor | BlockParameter) else None
+            layout = placement_of(value)
             shape = layout.global_shape if isinstance(layout, Layout) else tuple(value.shape)
             said.append(f"{name} {shape} {value.dtype} {layout}")
     if not all_say(P.transport, P.team, "full_state_dict", "; ".join(said)):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 import torch
 
 from ...errors import PartitionError
+from ..engine.switch import Switch
 
 VARIABLE = "GRIDWISE_GRADIENT_WIRE"
 WIRES: dict[str, torch.dtype | None] = {"full": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -21,16 +21,15 @@ def _from_environment() -> torch.dtype | None:
     return WIRES[text]
 
 
-_wire = _from_environment()
+_wire = Switch(_from_environment())
 
 
 def current_wire() -> torch.dtype | None:
     """The dtype that is set; None for each gradient's own."""
-    return _wire
+    return _wire.value
 
 
-@contextmanager
-def gradient_wire(dtype: torch.dtype | None) -> Iterator[None]:
+def gradient_wire(dtype: torch.dtype | None) -> AbstractContextManager[None]:
     """Send gradients in half precision between the workers that share a parameter, while the body runs.
 
     The setting is read when a layer or model is called, and must be the same on all workers; its backward may come
@@ -53,13 +52,8 @@ def gradient_wire(dtype: torch.dtype | None) -> Iterator[None]:
     >>> with gridwise.gradient_wire(torch.bfloat16):
     ...     model(torch.ones(4, 3)).sum().backward()
     """
-    global _wire
     if dtype not in WIRES.values():
         raise PartitionError(
             f"gradient_wire: gradients cannot travel as {dtype}.", fix="torch.bfloat16, torch.float16, or None."
         )
-    before, _wire = _wire, dtype
-    try:
-        yield
-    finally:
-        _wire = before
+    return _wire.to(dtype)

@@ -23,7 +23,7 @@ from ...deferred_init import is_deferred
 from ...errors import MismatchError, PartitionError
 from ...grid import Grid
 from ...partition import Partition, world
-from ..engine.agreement import NOTHING, key_of, tell
+from ..engine.agreement import NOTHING, Ballot, key_of, tell
 from .blocks import Spread
 
 FIX = "build models from one seed on all workers (torch.manual_seed), change parameters alike, load the same state."
@@ -107,10 +107,10 @@ def check_replicas(model: torch.nn.Module, P: Partition | None = None) -> None:
 
 def all_say(transport: Transport, team: Team, what: str, text: str) -> bool:
     """Whether `text` is the same on all workers of `team`."""
-    key = key_of(text)
-    votes = np.array([key, -key], dtype=np.int64)
-    transport.all_max(votes, team, what)
-    return bool(votes[0] == -votes[1])
+    ballot = Ballot()
+    vote = ballot.equal(key_of(text))
+    ballot.count(transport, team, what)
+    return ballot.read(vote) is not None
 
 
 def synchronise_replicas(model: torch.nn.Module, P: Partition) -> None:

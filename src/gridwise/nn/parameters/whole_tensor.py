@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ...errors import UnsupportedError
 from ...grid import Layout
-from .blocks import BlockParameter
+from .blocks import placement_of
 
 OF_ALL_PARAMETERS = {
     "lbfgs", "adai", "avagrad", "dog", "mechanic", "prodigy", "sam", "asam", "bsam", "gsam", "wsam", "friendlysam", "looksam",
@@ -41,7 +41,7 @@ def refuse_blocks(optimizer: torch.optim.Optimizer, args: object = (), kwargs: o
         return
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            layout = parameter.placement if isinstance(parameter, BlockParameter) else None
+            layout = placement_of(parameter)
             if layout is not None and (layout.grid.size > 1 or not names.isdisjoint(OF_ALL_PARAMETERS)):
                 raise UnsupportedError(
                     f"{type(optimizer).__name__} computes with whole tensors, but a parameter of global shape "
@@ -56,7 +56,7 @@ def refuse_wrapper(outer: torch.nn.Module, name: str, inner: torch.nn.Module | N
     if inner is None or names.isdisjoint(WRAPPERS):
         return
     for own, parameter in inner.named_parameters():
-        layout = parameter.placement if isinstance(parameter, BlockParameter) else None
+        layout = placement_of(parameter)
         if layout is not None and layout.grid.size > 1:
             raise _not_replicated(
                 f"{type(outer).__name__} copies the parameters of its first worker to the others", own, layout

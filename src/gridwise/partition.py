@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .comm.launching.find import current
-from .comm.launching.given import given, transport_over
+from .comm.launching.user_transports import transport_over, user_transports
 from .comm.messages.arrays import gathered_arrays
 from .comm.supervision.matching_calls import roll_call
 from .comm.transports.base import Team, Transport
@@ -225,7 +225,7 @@ class Partition:
         (`gridwise.world(comm)`), which is closed: all of its workers must call this, as they would to free a
         communicator, and nothing made from it can be used afterwards.
         """
-        if self.active and self.transport in given and self is _worlds.get(self.transport):
+        if self.active and self.transport in user_transports and self is _worlds.get(self.transport):
             roll_call(self.transport, self.team, "deactivate", "deactivate")
             self.transport.close()
         self.active = False

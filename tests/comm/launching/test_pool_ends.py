@@ -42,7 +42,7 @@ def test_a_worker_that_cannot_be_killed_does_not_hold_up_the_end(
     monkeypatch.setattr(start.guardian, "members", lambda job: [])
     monkeypatch.setattr(os, "killpg", lambda pid, signal: None)
     monkeypatch.setattr(start.logger, "warning", warnings.append)
-    start.Crew("job", str(tmp_path / "folder"), watcher, direct=True, processes=[stuck]).kill()
+    start.StartedProcesses("job", str(tmp_path / "folder"), watcher, direct=True, processes=[stuck]).kill()
     assert "have not ended" in warnings[0]
     stuck.communicate()
 

@@ -7,7 +7,7 @@ from multiprocessing import Pipe
 
 from gridwise.comm.launching.pool_messages import Failure, Overdue, Result, Task, Whereabouts
 from gridwise.comm.launching.pool_task import PoolTask
-from gridwise.comm.launching.start import Crew
+from gridwise.comm.launching.start import StartedProcesses
 from gridwise.comm.supervision.finished_workers import Wait
 
 
@@ -18,6 +18,6 @@ def test_messages_about_an_earlier_task_are_ignored(tmp_path):
     for late in (Overdue(1, 9.0), Whereabouts(1, wait, ""), Failure(1, "late", "", None), Result(1, b"", {})):
         theirs.send(late)
     theirs.send(Result(2, pickle.dumps("done"), {}))
-    crew = Crew("job", str(tmp_path), None, direct=True)
+    started = StartedProcesses("job", str(tmp_path), None, direct=True)
     with ours, theirs:
-        assert PoolTask(Task(2, 1, [], b""), [ours], crew, timeout=None).results() == ["done"]
+        assert PoolTask(Task(2, 1, [], b""), [ours], started, timeout=None).results() == ["done"]

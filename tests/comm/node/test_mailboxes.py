@@ -218,8 +218,8 @@ def test_a_store_is_visible_before_the_word_that_answers_it_is_read(monkeypatch)
     (out,), (into,) = one._boxes.values(), two._boxes.values()
     seen = []
     monkeypatch.setattr(futex, "NEEDS_FENCE", False)
-    monkeypatch.setattr(futex, "fence", lambda: seen.append((two._words[two._door_at], into._words[into._taken_at])))
-    before = two._words[two._door_at]
+    monkeypatch.setattr(futex, "fence", lambda: seen.append((two._words[two._bell_at], into._words[into._taken_at])))
+    before = two._words[two._bell_at]
     one.post([(1, [torch.ones(3)])], [], torch.float32)
     two.post([], [(0, [torch.zeros(3)])], torch.float32).wait()
     (rung, _), (_, taken) = seen
@@ -255,13 +255,13 @@ def test_only_a_sleeper_is_woken(monkeypatch):
     woken = []
     monkeypatch.setattr(futex, "NEEDS_FENCE", False)
     monkeypatch.setattr(futex, "wake", woken.append)
-    before = two._words[two._door_at]
+    before = two._words[two._bell_at]
     one.post([(1, [torch.ones(3)])], [], torch.float32)
-    assert two._words[two._door_at] != before
+    assert two._words[two._bell_at] != before
     assert not woken
     two._words[two._asleep_at] = 1
     one.post([(1, [torch.ones(3)])], [], torch.float32)
-    assert woken == [out._door]
+    assert woken == [out._bell_address]
 
 
 def test_one_that_was_dead_from_the_beginning_is_told_too(monkeypatch):

@@ -143,7 +143,7 @@ def test_the_memory_goes_with_the_world(kind):
 @pytest.mark.parametrize("n", [90, 91, 1000, 100_000])
 def test_very_many_workers_have_slots_that_are_large_enough_or_none_at_all(n):
     chunk = segment.SegmentLayout(n).chunk
-    assert (chunk >= segment.LEAST) == (n <= 90)
+    assert (chunk >= segment.MIN_SLOT) == (n <= 90)
     assert chunk % 4096 == 0
 
 

@@ -22,7 +22,7 @@ class Caller:
         self.socket = connect_authenticated(["127.0.0.1"], port, "secret", 10.0)
         self.socket.settimeout(10.0)
         self.file = self.socket.makefile("r")
-        self.say("hello", rank=rank, process=100 + rank, host="here", litter=[])
+        self.say("hello", rank=rank, process=100 + rank, host="here", leftover_files=[])
         assert self.hear() == {"say": "welcome"}
 
     def say(self, say: str, **message: Any) -> None:
@@ -39,15 +39,15 @@ class Caller:
 @pytest.fixture
 def port() -> Iterator[int]:
     """Where a hub for three workers answers; it has ended when the test has."""
-    door = AuthenticatedListener([socket.create_server(("127.0.0.1", 0))], "secret")
-    hub = Hub(door, size=3, timeout=7.0, speaks=False)
+    listener = AuthenticatedListener([socket.create_server(("127.0.0.1", 0))], "secret")
+    hub = Hub(listener, size=3, timeout=7.0, prints_verdict=False)
     thread = threading.Thread(target=hub.run, daemon=True)
     thread.start()
-    yield door.port
+    yield listener.port
     thread.join(10.0)
     assert not thread.is_alive()
     hub.selector.close()
-    door.close()
+    listener.close()
 
 
 def test_a_closed_connection_is_a_death_and_all_are_told(port: int) -> None:

@@ -48,7 +48,7 @@ def test_an_exception_before_the_world_ends_the_job(tmp_path: Path) -> None:
 
 @needs_mpi
 def test_a_worker_that_leaves_before_the_world_is_missed(tmp_path: Path) -> None:
-    soon = "gridwise.comm.supervision.start_timeout.LEAST = 1.0"
+    soon = "gridwise.comm.supervision.start_timeout.MIN_SECONDS = 1.0"
     done = over_mpi(tmp_path, f"{soon}\nif rank == 1: sys.exit(0)", GRIDWISE_TIMEOUT="2")
     assert done.returncode != 0
     assert "gridwise: worker 0 has waited 2 s in gridwise.world() for the start of MPI" in done.stderr

@@ -1,6 +1,7 @@
 """Finding, starting and feeding worker processes.
 
-find, given            this process's transport, by how it was started; a transport over a user's communicator or group
+find                   this process's transport, by how it was started
+user_transports        transports over a user's own communicator or process group
 start, launch          starting processes on this machine; running a function on local workers
 cluster                command lines for several machines, as text
 pool, pool_task        workers that are started once and run many tasks; one task in progress

@@ -21,7 +21,7 @@ PORT = 29500
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 
 
-class Line(NamedTuple):
+class CommandLine(NamedTuple):
     """A command line, and a remark on when to use it."""
 
     remark: str
@@ -69,7 +69,7 @@ def cluster_of(nodes: str, workers: int) -> Cluster:
     return Cluster(count, workers // count, names)
 
 
-def lines_for(cluster: Cluster, transport: str, script: Sequence[str]) -> list[Line]:
+def lines_for(cluster: Cluster, transport: str, script: Sequence[str]) -> list[CommandLine]:
     """The command lines that start `script` on the cluster over 'mpi', 'gloo', or both ('auto')."""
     if transport not in ("auto", "mpi", "gloo"):
         raise PartitionError(f"`transport` (={transport!r}) must be 'auto', 'mpi' or 'gloo' to start workers.")
@@ -81,7 +81,7 @@ def lines_for(cluster: Cluster, transport: str, script: Sequence[str]) -> list[L
     return lines
 
 
-def _torchrun(cluster: Cluster, script: Sequence[str]) -> list[Line]:
+def _torchrun(cluster: Cluster, script: Sequence[str]) -> list[CommandLine]:
     size = ["--nnodes", str(cluster.count), "--nproc-per-node", str(cluster.per_node)]
     meet = ["--master-addr", cluster.first, "--master-port", str(PORT)]
     numbers = [str(number) for number in range(cluster.count)] if cluster.names else ["$NUMBER"]
@@ -93,19 +93,19 @@ def _torchrun(cluster: Cluster, script: Sequence[str]) -> list[Line]:
             if cluster.names
             else f"on each machine, NUMBER from 0 to {cluster.count - 1}"
         )
-        lines.append(Line(f"torchrun, {where}", command))
+        lines.append(CommandLine(f"torchrun, {where}", command))
     found = "--rdzv-endpoint $(scontrol show hostnames | head -n 1)"
     slurm = ["srun", *_slurm_nodes(cluster), "--ntasks-per-node", "1", *TORCHRUN, *size, "--rdzv-backend", "c10d"]
     meet_there = f'--rdzv-id "$SLURM_JOB_ID" {found}:{PORT}'
-    lines.append(Line("Slurm, with torchrun", f"{shlex.join(slurm)} {meet_there} {shlex.join(script)}"))
+    lines.append(CommandLine("Slurm, with torchrun", f"{shlex.join(slurm)} {meet_there} {shlex.join(script)}"))
     return lines
 
 
-def _mpi(cluster: Cluster, script: Sequence[str]) -> list[Line]:
+def _mpi(cluster: Cluster, script: Sequence[str]) -> list[CommandLine]:
     missing = mpi_missing()
     family = mpi_family()
     if family is None:
-        return [Line(f"MPI is not possible here: {missing}", "")]
+        return [CommandLine(f"MPI is not possible here: {missing}", "")]
     per_node, workers = str(cluster.per_node), str(cluster.workers)
     python = [sys.executable, *script]
     if family == "openmpi":
@@ -118,7 +118,10 @@ def _mpi(cluster: Cluster, script: Sequence[str]) -> list[Line]:
     plugin = plugin_for(family)
     slurm = ["srun", *_slurm_nodes(cluster), "--ntasks-per-node", per_node, f"--mpi={plugin}", *python]
     name = spelt_family(family)
-    return [Line(f"{name}'s launcher", shlex.join(command)), Line(f"Slurm, with {name}", shlex.join(slurm))]
+    return [
+        CommandLine(f"{name}'s launcher", shlex.join(command)),
+        CommandLine(f"Slurm, with {name}", shlex.join(slurm)),
+    ]
 
 
 def plugin_for(family: str) -> str:

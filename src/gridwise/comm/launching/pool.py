@@ -31,7 +31,7 @@ from ..supervision.network_addresses import LOOPBACK
 from .packed_calls import count_of, packed_call
 from .pool_messages import GONE, Command, Hello, Task
 from .pool_task import PoolTask, Settled
-from .start import Crew, choose, environment_for, start
+from .start import StartedProcesses, choose, environment_for, start
 
 START_SECONDS = 120.0
 STOP_SECONDS = 5.0
@@ -54,8 +54,8 @@ class Pool:
         self.workers = count_of(workers)
         self.transport = choose(transport, self.workers)
         self._env = dict(env or {})
-        self._lines: list[Connection] = []
-        self._crew: Crew | None = None
+        self._connections: list[Connection] = []
+        self._started: StartedProcesses | None = None
         self._finalizer: Callable[[], Any] | None = None
         self._task = 0
         self._failures = 0
@@ -81,10 +81,10 @@ class Pool:
         call = packed_call(fn, args, kwargs)
         with self._busy:
             try:
-                self._crew = self._running()
+                self._started = self._running()
                 self._task += 1
                 task = Task(self._task, count, list(sys.path), call)
-                return PoolTask(task, self._lines, self._crew, timeout).results()
+                return PoolTask(task, self._connections, self._started, timeout).results()
             except Settled as settled:
                 self._renew()
                 raise settled.error from None
@@ -94,48 +94,48 @@ class Pool:
 
     # Life and death
 
-    def _running(self) -> Crew:
-        if self._crew is not None and self._crew.ended() is None:
-            return self._crew
+    def _running(self) -> StartedProcesses:
+        if self._started is not None and self._started.ended() is None:
+            return self._started
         self.kill()
         environment = environment_for(self.workers, self.transport, self._env)
         settings.check(environment)  # raise here rather than in a worker
         secret = new_secret()
-        door = AuthenticatedListener([socket.create_server((LOOPBACK, 0), backlog=1024)], secret)
+        listener = AuthenticatedListener([socket.create_server((LOOPBACK, 0), backlog=1024)], secret)
         try:
-            environment["GRIDWISE_POOL"] = f"{door.port}:{secret}"
+            environment["GRIDWISE_POOL"] = f"{listener.port}:{secret}"
             command = [sys.executable, "-m", "gridwise.comm.launching.worker"]
-            crew = start(self.workers, self.transport, command, environment)
-            self._finalizer = weakref.finalize(self, crew.kill)
-            self._lines = self._greet(door, crew)
+            started = start(self.workers, self.transport, command, environment)
+            self._finalizer = weakref.finalize(self, started.kill)
+            self._connections = self._greet(listener, started)
         finally:
-            door.close()
+            listener.close()
         logger.debug("pool of %d workers started over %s", self.workers, self.transport)
-        return crew
+        return started
 
-    def _greet(self, door: AuthenticatedListener, crew: Crew) -> list[Connection]:
+    def _greet(self, listener: AuthenticatedListener, started: StartedProcesses) -> list[Connection]:
         """The connections to all workers, once each has sent its `Hello`; other callers do not delay them."""
-        lines: dict[int, Connection] = {}
+        connections: dict[int, Connection] = {}
         deadline = time.monotonic() + START_SECONDS
         with selectors.DefaultSelector() as selector:
-            selector.register(door, selectors.EVENT_READ)
-            while len(lines) < self.workers:
+            selector.register(listener, selectors.EVENT_READ)
+            while len(connections) < self.workers:
                 for key, _ in selector.select(timeout=0.2):
-                    if key.fileobj is not door:
+                    if key.fileobj is not listener:
                         assert isinstance(key.fileobj, Connection)
                         selector.unregister(key.fileobj)
                         with contextlib.suppress(*GONE):  # its process has ended, as `_check_starting` will find
                             hello: Hello = key.fileobj.recv()
-                            lines[hello.rank] = key.fileobj
-                            crew.litter.update(hello.litter)
-                for connection in door.admitted():
+                            connections[hello.rank] = key.fileobj
+                            started.leftover_files.update(hello.leftover_files)
+                for connection in listener.admitted():
                     selector.register(Connection(connection.detach()), selectors.EVENT_READ)
-                if len(lines) < self.workers:
-                    self._check_starting(crew, len(lines), deadline)
-        return [lines[rank] for rank in range(self.workers)]
+                if len(connections) < self.workers:
+                    self._check_starting(started, len(connections), deadline)
+        return [connections[rank] for rank in range(self.workers)]
 
-    def _check_starting(self, crew: Crew, arrived: int, deadline: float) -> None:
-        ended = crew.ended()
+    def _check_starting(self, started: StartedProcesses, arrived: int, deadline: float) -> None:
+        ended = started.ended()
         if ended is None and time.monotonic() < deadline:
             return
         why = ended or f"only {arrived} were there after {START_SECONDS:.0f} s"
@@ -147,8 +147,8 @@ class Pool:
     def close(self) -> None:
         """Shut the workers down in an orderly way. The next `run` starts new ones."""
         self._tell_all(Command.STOP)
-        if self._lines and self._crew is not None:
-            self._crew.wait(STOP_SECONDS)
+        if self._connections and self._started is not None:
+            self._started.wait(STOP_SECONDS)
         self.kill()
 
     def _renew(self) -> None:
@@ -160,17 +160,17 @@ class Pool:
             self._tell_all(Command.RENEW)
 
     def _tell_all(self, command: Command) -> None:
-        for line in self._lines:
+        for connection in self._connections:
             with contextlib.suppress(*GONE):
-                line.send(command)
+                connection.send(command)
 
     def kill(self) -> None:
         """Kill the workers."""
         if self._finalizer is not None:
             self._finalizer()
-        for line in self._lines:
-            line.close()
-        self._lines, self._crew, self._finalizer, self._failures = [], None, None, 0
+        for connection in self._connections:
+            connection.close()
+        self._connections, self._started, self._finalizer, self._failures = [], None, None, 0
 
     def __enter__(self) -> Pool:
         return self
@@ -184,4 +184,6 @@ class Pool:
             self.kill()
 
     def __repr__(self) -> str:
-        return f"<pool of {self.workers} workers over {self.transport}, {'started' if self._crew else 'not started'}>"
+        return (
+            f"<pool of {self.workers} workers over {self.transport}, {'started' if self._started else 'not started'}>"
+        )

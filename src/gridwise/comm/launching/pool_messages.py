@@ -67,10 +67,10 @@ class Failure:
 
 @dataclass(frozen=True)
 class Hello:
-    """A worker has started. `litter` lists files that would be left behind if it were killed."""
+    """A worker has started. `leftover_files` lists files that would be left behind if it were killed."""
 
     rank: int
-    litter: list[str] = field(default_factory=list)
+    leftover_files: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

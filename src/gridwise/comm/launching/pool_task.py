@@ -14,7 +14,7 @@ from typing import Any
 from ...errors import CommTimeout, FaultError, WorkerDied, WorkerFailed, describe
 from ..supervision.finished_workers import FinishedWorkers, deserted
 from .pool_messages import GONE, Command, Failure, Overdue, Result, Task, Whereabouts
-from .start import Crew, spelt_exit
+from .start import StartedProcesses, spelt_exit
 
 GRACE_SECONDS = 3.0
 """After a failure, how long the other workers have to finish or fail too; one that still waits then would wait for ever."""
@@ -34,10 +34,12 @@ class Settled(Exception):
 class PoolTask:
     """A task given to the first workers of a pool, and their answers."""
 
-    def __init__(self, task: Task, lines: list[Connection], crew: Crew, timeout: float | None) -> None:
+    def __init__(
+        self, task: Task, connections: list[Connection], started: StartedProcesses, timeout: float | None
+    ) -> None:
         self._task = task
-        self._lines = lines
-        self._crew = crew
+        self._connections = connections
+        self._started = started
         self._limit = f"{timeout:g} s" if timeout is not None else ""
         self._end = math.inf if timeout is None else time.monotonic() + timeout
         self._values: dict[int, Any] = {}
@@ -50,8 +52,8 @@ class PoolTask:
         """Every worker's result, in order. Raises `Settled` if the pool remains usable, another error if it does not."""
         self._tell(list(range(self._task.workers)), self._task)
         with selectors.DefaultSelector() as selector:
-            for rank, line in enumerate(self._lines):
-                selector.register(line, selectors.EVENT_READ, rank)
+            for rank, connection in enumerate(self._connections):
+                selector.register(connection, selectors.EVENT_READ, rank)
             while self._missing():
                 if self._hear(selector, min(self._end, time.monotonic() + ASK_SECONDS if self._values else math.inf)):
                     continue
@@ -69,14 +71,14 @@ class PoolTask:
     def _tell(self, ranks: list[int], message: object) -> None:
         for rank in ranks:
             with contextlib.suppress(*GONE):  # `_hear` reports the death
-                self._lines[rank].send(message)
+                self._connections[rank].send(message)
 
     def _hear(self, selector: selectors.BaseSelector, until: float) -> bool:
         """Process messages from the workers; False if none arrived before `until`."""
         events = selector.select(max(0.0, until - time.monotonic()) if until < math.inf else None)
         for key, _ in events:
             try:
-                message = self._lines[key.data].recv()
+                message = self._connections[key.data].recv()
             except GONE:
                 # epoll and kqueue report in order of arrival: the first connection to close is that of the first death
                 raise self._cause(consequences=False) or self._death(key.data) from None
@@ -125,10 +127,10 @@ class PoolTask:
 
     def _death(self, rank: int) -> WorkerDied:
         how = "its process is gone"
-        if self._crew.direct:
+        if self._started.direct:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                how = spelt_exit(self._crew.processes[rank].wait(1.0))
-        return WorkerDied(f"worker {rank} of {len(self._lines)} died ({how}) during a task.", (rank,))
+                how = spelt_exit(self._started.processes[rank].wait(1.0))
+        return WorkerDied(f"worker {rank} of {len(self._connections)} died ({how}) during a task.", (rank,))
 
     def _given_up(self, selector: selectors.BaseSelector) -> FaultError:
         """The error for a task that does not finish, with what every worker is doing."""

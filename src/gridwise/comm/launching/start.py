@@ -147,11 +147,11 @@ def environment_for(workers: int, transport: str, extra: Mapping[str, str] | Non
 
 
 @dataclass
-class Crew:
+class StartedProcesses:
     """Processes that were started together.
 
     `direct` says that they are the workers themselves, in order, rather than a launcher that starts the workers.
-    `litter` lists files to remove after the processes have been killed; `folder` is removed in any case.
+    `leftover_files` lists files to remove after the processes have been killed; `folder` is removed in any case.
     """
 
     job: str
@@ -159,7 +159,7 @@ class Crew:
     guardian: subprocess.Popen[bytes]
     direct: bool
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    litter: set[str] = field(default_factory=set)
+    leftover_files: set[str] = field(default_factory=set)
     owner: int = field(default_factory=os.getpid)
 
     def ended(self) -> str | None:
@@ -194,29 +194,29 @@ class Crew:
             logger.warning(
                 "some workers were killed but have not ended: a call of the kernel in them cannot be interrupted"
             )
-        for path in self.litter:
+        for path in self.leftover_files:
             Path(path).unlink(missing_ok=True)
         shutil.rmtree(self.folder, ignore_errors=True)
         guardian.release(self.guardian)
 
 
-def start(workers: int, transport: str, command: list[str], environment: Mapping[str, str]) -> Crew:
+def start(workers: int, transport: str, command: list[str], environment: Mapping[str, str]) -> StartedProcesses:
     """Start `workers` processes running `command`: by mpiexec, or one by one with a RANK each."""
     launcher = mpiexec_command(workers) if transport == "mpi" else []
     job, folder = guardian.new_name(), tempfile.mkdtemp(prefix="gridwise-")
-    crew = Crew(job, folder, guardian.guard(job, folder), direct=not launcher)
+    started = StartedProcesses(job, folder, guardian.guard(job, folder), direct=not launcher)
     environment = {**environment, guardian.JOB: job, FOLDER: folder}
     try:
         if launcher:
-            crew.processes.append(_spawn([*launcher, *command], environment))
-            return crew
+            started.processes.append(_spawn([*launcher, *command], environment))
+            return started
         for rank in range(workers):
             place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": workers, "LOCAL_WORLD_SIZE": workers}
-            crew.processes.append(_spawn(command, {**environment, **{name: str(n) for name, n in place.items()}}))
+            started.processes.append(_spawn(command, {**environment, **{name: str(n) for name, n in place.items()}}))
     except BaseException:
-        crew.kill()
+        started.kill()
         raise
-    return crew
+    return started
 
 
 def _spawn(command: list[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:

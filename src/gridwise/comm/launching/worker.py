@@ -30,9 +30,9 @@ from ..supervision.waiting import Waiting
 from ..supervision.watch import tick
 from ..transports.base import Transport
 from . import find
-from .given import given
 from .pool_messages import GONE, Command, Failure, Hello, Overdue, Result, Task, Whereabouts
 from .start import FOLDER
+from .user_transports import user_transports
 
 CONNECT_SECONDS = 30.0
 OWN_THREADS = "gridwise "
@@ -47,7 +47,7 @@ class PoolWorker:
         self._sending = threading.Lock()
         self._inbox: queue.SimpleQueue[Task | Command] = queue.SimpleQueue()
         self._worlds: dict[int, Transport] = {}
-        self._litter: list[str] = []
+        self._leftover_files: list[str] = []
         self._uses_mpi = os.environ["GRIDWISE_TRANSPORT"] == "mpi"
 
     def tell(self, message: object) -> None:
@@ -60,7 +60,7 @@ class PoolWorker:
         if self._uses_mpi:
             from mpi4py import MPI
 
-            self._litter = sorted(shared_memory_of(os.getpid()))
+            self._leftover_files = sorted(shared_memory_of(os.getpid()))
             find.pool_rank = MPI.COMM_WORLD.Get_rank()
         else:
             from torch.distributed import FileStore, init_process_group  # type: ignore[attr-defined]
@@ -72,7 +72,7 @@ class PoolWorker:
             store = FileStore(str(Path(os.environ[FOLDER]) / "store"), size)
             store.set_timeout(TIMEOUT)
             init_process_group("gloo", store=store, rank=find.pool_rank, world_size=size)
-        self.tell(Hello(find.pool_rank, self._litter))
+        self.tell(Hello(find.pool_rank, self._leftover_files))
 
     def serve(self) -> None:
         """Run tasks until the pool sends STOP, then exit."""
@@ -105,7 +105,7 @@ class PoolWorker:
                     task = message.number if isinstance(message, Task) else task
                     self._inbox.put(message)
         except GONE:
-            for path in self._litter:
+            for path in self._leftover_files:
                 Path(path).unlink(missing_ok=True)
             os._exit(1)
 
@@ -131,7 +131,7 @@ class PoolWorker:
 
     def _open_worlds(self) -> list[Transport]:
         """The worlds provided to tasks, and those that tasks have made themselves."""
-        return [*self._worlds.values(), *given]
+        return [*self._worlds.values(), *user_transports]
 
     def _waiting(self) -> Waiting | None:
         return next((waiting for world in self._open_worlds() if (waiting := world.waiting)), None)

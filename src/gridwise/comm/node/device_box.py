@@ -42,12 +42,12 @@ class Devices:
     """The devices that the workers of the machine have published."""
 
     def __init__(self, segment: Segment, me: int) -> None:
-        self._segment, self._me, self.is_told = segment, me, False
+        self._segment, self._me, self.is_published = segment, me, False
         self._known: dict[int, bool] = {}
 
-    def tell(self, device: torch.device) -> None:
+    def publish(self, device: torch.device) -> None:
         """Publish the device that this worker uses; called once, for its first CUDA tensor."""
-        self.is_told = True
+        self.is_published = True
         start, identity = self._place(self._me), bytearray(_identity(device))
         self._segment.bytes[start + 1 : start + 1 + UUID] = torch.frombuffer(identity, dtype=torch.uint8)
         if futex.NEEDS_FENCE:

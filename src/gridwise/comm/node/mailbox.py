@@ -46,7 +46,7 @@ class Delivery:
             self.wait_for(self)
 
 
-class Job:
+class Transfer:
     """One incoming or outgoing message, and what remains of it, in pieces that fit into a slot."""
 
     __slots__ = ("add", "delivery", "dtype", "is_direct", "kind", "pieces", "views")
@@ -90,11 +90,11 @@ class Mailbox:
         self._sent, self._taken = self._words[self._sent_at], self._words[self._taken_at]
         self._slots_out = Slots(segment.slots(me, other), layout.chunk)
         self._slots_in = Slots(segment.slots(other, me), layout.chunk)
-        self.outgoing: deque[Job] = deque()
-        self.incoming: deque[Job] = deque()
+        self.outgoing: deque[Transfer] = deque()
+        self.incoming: deque[Transfer] = deque()
         self._asleep_at = layout.written(other) // 4 + ASLEEP
-        door = layout.doorbell(other)
-        self._door_at, self._door = door // 4, segment.address + door
+        bell = layout.doorbell(other)
+        self._bell_at, self._bell_address = bell // 4, segment.address + bell
         self._ring = (me & 0x3FF) << 22
         """The last value written to the peer's doorbell. No other worker writes the same values, so each ring changes it."""
 
@@ -103,34 +103,34 @@ class Mailbox:
         words, moved = self._words, False
         outgoing, incoming = self.outgoing, self.incoming
         while outgoing and (self._sent - words[self._their_taken_at]) & MASK < 2:
-            job = outgoing[0]
-            if job.pieces is None and not job.begin(self):
+            transfer = outgoing[0]
+            if transfer.pieces is None and not transfer.begin(self):
                 break
-            self._pack(job)
-            if not job.pieces:
+            self._pack(transfer)
+            if not transfer.pieces:
                 outgoing.popleft()
-                job.delivery.left -= 1
+                transfer.delivery.left -= 1
             moved = True
         while incoming and words[self._their_sent_at] != self._taken:
-            job = incoming[0]
-            if job.pieces is None and not job.begin(self):
+            transfer = incoming[0]
+            if transfer.pieces is None and not transfer.begin(self):
                 break
-            self._unpack(job)
-            if not job.pieces:
+            self._unpack(transfer)
+            if not transfer.pieces:
                 incoming.popleft()
-                job.delivery.left -= 1
+                transfer.delivery.left -= 1
             moved = True
         return moved
 
-    def _pack(self, job: Job) -> None:
-        assert job.pieces
-        (views, count), turn = job.pieces.popleft(), self._sent & 1
-        label = job.label(count)
-        if job.is_direct:
-            if self.device.pack(views, job.dtype, self._slots_out.bytes(turn), turn):
+    def _pack(self, transfer: Transfer) -> None:
+        assert transfer.pieces
+        (views, count), turn = transfer.pieces.popleft(), self._sent & 1
+        label = transfer.label(count)
+        if transfer.is_direct:
+            if self.device.pack(views, transfer.dtype, self._slots_out.bytes(turn), turn):
                 label |= NOTE_BIT
         else:
-            for view, part in zip(views, self._slots_out.parts(turn, job.dtype, views), strict=True):
+            for view, part in zip(views, self._slots_out.parts(turn, transfer.dtype, views), strict=True):
                 part.copy_(view)
         self._words[self._sent_at + 1 + turn] = label
         if futex.NEEDS_FENCE:
@@ -139,20 +139,20 @@ class Mailbox:
         self._words[self._sent_at] = self._sent
         self.knock()
 
-    def _unpack(self, job: Job) -> None:
-        assert job.pieces
+    def _unpack(self, transfer: Transfer) -> None:
+        assert transfer.pieces
         if futex.NEEDS_FENCE:
             futex.fence()
-        (views, count), turn, before = job.pieces.popleft(), self._taken & 1, self._taken
+        (views, count), turn, before = transfer.pieces.popleft(), self._taken & 1, self._taken
         label = self._words[self._their_sent_at + 1 + turn]
-        if label & ~NOTE_BIT != job.label(count):
-            raise mismatch(self._rank, f"sent {spelt(label)}", f"waits for {spelt(job.label(count))}")
-        if job.is_direct:
+        if label & ~NOTE_BIT != transfer.label(count):
+            raise mismatch(self._rank, f"sent {spelt(label)}", f"waits for {spelt(transfer.label(count))}")
+        if transfer.is_direct:
             note = self._slots_in.bytes(turn) if label & NOTE_BIT else None
-            self.device.unpack(views, job.dtype, note, turn, job.add)
+            self.device.unpack(views, transfer.dtype, note, turn, transfer.add)
         else:
-            for view, part in zip(views, self._slots_in.parts(turn, job.dtype, views), strict=True):
-                put(view, part if view.device == part.device else part.to(view.device), job.add)
+            for view, part in zip(views, self._slots_in.parts(turn, transfer.dtype, views), strict=True):
+                put(view, part if view.device == part.device else part.to(view.device), transfer.add)
         if futex.NEEDS_FENCE:
             futex.fence()
         self._taken = (before + 1) & MASK
@@ -177,12 +177,12 @@ class Mailbox:
     def ring(self) -> None:
         """Change the peer's doorbell, so that it does not fall asleep before checking again."""
         self._ring = self._ring & ~0x3FFFFF | (self._ring + 1) & 0x3FFFFF
-        self._words[self._door_at] = self._ring
+        self._words[self._bell_at] = self._ring
 
     def wake_if_asleep(self) -> None:
         """Wake the peer if it is marked asleep; after `ring` and a fence, or the mark may be read too early."""
         if self._words[self._asleep_at]:
-            futex.wake(self._door)
+            futex.wake(self._bell_address)
 
 
 def spelt(label: int) -> str:

@@ -19,7 +19,7 @@ from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from ..messages.packing import Views
 from . import futex
 from .device_box import Devices
-from .mailbox import ASLEEP, Delivery, Job, Mailbox, mismatch
+from .mailbox import ASLEEP, Delivery, Mailbox, Transfer, mismatch
 from .segment import Segment
 
 Moves = Sequence[tuple[int, Views]]
@@ -67,8 +67,8 @@ class Mailboxes:
         others = {rank: place for rank, place in places.items() if rank != me}
         self._boxes = {rank: Mailbox(segment, mine, place, rank, self._devices) for rank, place in others.items()}
         self._words = segment.words
-        door = segment.layout.doorbell(mine)
-        self._door_at, self._door = door // 4, segment.address + door
+        bell = segment.layout.doorbell(mine)
+        self._bell_at, self._bell_address = bell // 4, segment.address + bell
         self._asleep_at = segment.layout.written(mine) // 4 + ASLEEP
         self._starts = {rank: started(process) for rank, process in processes.items() if rank != me}
         self._processes = processes
@@ -87,15 +87,15 @@ class Mailboxes:
         delivery = Delivery(self.wait_for, len(sends) + len(receives))
         for _, views in (*sends, *receives):
             if views and views[0].is_cuda:
-                self._tell_device(views[0].device)
+                self._publish_device(views[0].device)
         try:
             for rank, views in receives:
                 box = self._boxes[rank]
-                box.incoming.append(Job(views, dtype, add, kind, delivery))
+                box.incoming.append(Transfer(views, dtype, add, kind, delivery))
                 self._busy.add(box)
             for rank, views in sends:
                 box = self._boxes[rank]
-                box.outgoing.append(Job(views, dtype, add, kind, delivery))
+                box.outgoing.append(Transfer(views, dtype, add, kind, delivery))
                 self._busy.add(box)
                 box.advance()
         except BaseException as error:
@@ -136,10 +136,10 @@ class Mailboxes:
         self._busy = {box for box in self._busy if box.outgoing or box.incoming}
 
     def _move_until(self, is_done: Callable[[], bool], missing: Callable[[], list[int]]) -> None:
-        words, door, asleep = self._words, self._door_at, self._asleep_at
+        words, bell, asleep = self._words, self._bell_at, self._asleep_at
         since = called = look_at = 0.0
         while True:
-            seen, was_cut = words[door], self.is_cut
+            seen, was_cut = words[bell], self.is_cut
             moved = False
             for box in self._busy:
                 moved |= box.advance()
@@ -160,16 +160,16 @@ class Mailboxes:
             look_at = look_at or now + LIFE_SECONDS
             words[asleep] = 1
             if not is_done():
-                futex.wait(self._door, seen, SLICE)
+                futex.wait(self._bell_address, seen, SLICE)
             words[asleep] = 0
             if now > look_at:
                 look_at = now + LIFE_SECONDS
                 self._look_for_mismatches(missing)
                 self._look_for_the_dead(missing)
 
-    def _tell_device(self, device: torch.device) -> None:
-        if not self._devices.is_told:
-            self._devices.tell(device)
+    def _publish_device(self, device: torch.device) -> None:
+        if not self._devices.is_published:
+            self._devices.publish(device)
             for box in self._boxes.values():
                 box.knock()  # the peer may have a message that waits to know this device
 

@@ -26,7 +26,7 @@ from .board import Board
 from .device_box import SLOT
 from .mailbox import KINDS, Delivery
 from .mailboxes import Mailboxes, Moves
-from .segment import BOARD, LEAST, Offer, Segment, SegmentLayout, accept, machine
+from .segment import BOARD, MIN_SLOT, Offer, Segment, SegmentLayout, accept, machine
 
 FEW = 1 << 13
 """Bytes up to which every worker gathers and sums everything; above, each worker sums one share."""
@@ -50,22 +50,22 @@ class Node:
     """This worker's connection to the others of its machine; all ranks are those of the transport."""
 
     def __init__(
-        self, segment: Segment, places: dict[int, int], me: int, processes: dict[int, int], least: int
+        self, segment: Segment, places: dict[int, int], me: int, processes: dict[int, int], min_bytes: int
     ) -> None:
         self._boxes = Mailboxes(segment, places, me, processes, spins=cores() >= len(places))
         self._board = Board(segment, places, me, self._boxes)
         self._places, self._me = places, me
         self._chunk = segment.layout.chunk
-        self.least = least
+        self.min_bytes = min_bytes
         """Bytes from which host messages and sums use the node; on a device all do."""
 
     def reaches(self, peer: int, size: int, on_device: bool = False) -> bool:
         """Whether a message of `size` bytes to or from `peer` uses the node; sender and receiver decide alike."""
-        return (on_device or size >= self.least) and peer in self._places
+        return (on_device or size >= self.min_bytes) and peer in self._places
 
     def covers(self, team: Team, size: int, on_device: bool = False) -> bool:
         """Whether a collective of `size` bytes over a team uses the node; all of the team decide alike."""
-        return (on_device or size >= self.least) and len(team) > 1 and self._places.keys() >= set(team)
+        return (on_device or size >= self.min_bytes) and len(team) > 1 and self._places.keys() >= set(team)
 
     def post(self, sends: Moves, receives: Moves, dtype: torch.dtype, add: bool = False) -> Delivery:
         """Start sending views to peers and receiving into views from peers, by copying or adding."""
@@ -152,7 +152,7 @@ class Node:
         return [bytes(row[:size].numpy()) for row, size in zip(rows, sizes, strict=True)]
 
 
-def find_node(transport: Meets, least: int) -> Node | None:
+def find_node(transport: Meets, min_bytes: int) -> Node | None:
     """The node of this worker's machine, or None if it shares no memory with others. Collective over all workers."""
     if transport.size == 1:
         return None
@@ -162,7 +162,7 @@ def find_node(transport: Meets, least: int) -> Node | None:
     if not any(said):
         return None
     here = [rank for rank in everyone if said[rank].partition(b" ")[2] == mine.partition(b" ")[2] and mine]
-    is_first, is_near = here[:1] == [transport.rank], len(here) > 1 and SegmentLayout(len(here)).chunk >= LEAST
+    is_first, is_near = here[:1] == [transport.rank], len(here) > 1 and SegmentLayout(len(here)).chunk >= MIN_SLOT
     offer = _offer(len(here)) if is_first and is_near else None
     tickets = transport.gather_bytes(offer.ticket if offer else b"", everyone, what)
     segment = offer.segment if offer else None
@@ -179,7 +179,7 @@ def find_node(transport: Meets, least: int) -> Node | None:
         return None
     places = {rank: place for place, rank in enumerate(here)}
     processes = {rank: int(said[rank].partition(b" ")[0]) for rank in here}
-    return Node(segment, places, transport.rank, processes, least)
+    return Node(segment, places, transport.rank, processes, min_bytes)
 
 
 def _whereabouts() -> bytes:

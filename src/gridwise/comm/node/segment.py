@@ -25,7 +25,7 @@ CHUNK = 1 << 21
 """Largest slot, in bytes: small enough for the cache, large enough to make the bookkeeping per slot cheap."""
 ROOM = 1 << 28
 """Upper limit for all slots of a machine together, in bytes."""
-LEAST = 1 << 14
+MIN_SLOT = 1 << 14
 """Smallest slot, in bytes: if there are so many workers that slots would be smaller, the transport's own way is better."""
 LINE = 64
 """Bytes of a cache line: words that different workers write are in different lines."""

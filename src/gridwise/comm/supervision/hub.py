@@ -8,7 +8,7 @@ the job's secret (see `authenticated_listener`).
 
 Both sides send one JSON object per line, of at most `LONGEST` bytes.
 
-    worker -> hub   hello    rank, process, host, litter
+    worker -> hub   hello    rank, process, host, leftover_files
                     failed   text               an uncaught exception
                     overdue  what, team, text   it has waited longer than GRIDWISE_TIMEOUT; `text` describes the wait
                     deserted by, text           it waits for a worker that has finished
@@ -63,44 +63,44 @@ class Connection:
 class Hub:
     """Which workers are connected, which have left, and what was reported to them."""
 
-    def __init__(self, door: AuthenticatedListener, size: int, timeout: float, speaks: bool) -> None:
-        self.door = door
+    def __init__(self, listener: AuthenticatedListener, size: int, timeout: float, prints_verdict: bool) -> None:
+        self.listener = listener
         self.size = size
         self.timeout = timeout
-        self.speaks = speaks
+        self.prints_verdict = prints_verdict
         self.workers: dict[int, Connection] = {}
         self.expected = size
         self.verdict: Message | None = None
-        self.litter: set[str] = set()
+        self.leftover_files: set[str] = set()
         self.finished: dict[int, dict[str, int]] = {}
         self.states: dict[int, Message] = {}
         self.asked: tuple[float, Message] | None = None
         self.selector = selectors.DefaultSelector()
-        self.selector.register(door, selectors.EVENT_READ)
+        self.selector.register(listener, selectors.EVENT_READ)
 
     def run(self) -> None:
         deadline = time.monotonic() + LONELY_SECONDS
         while self.workers or (self.expected and not self.verdict and time.monotonic() < deadline):
             # epoll and kqueue report in order of arrival: the first connection to close is that of the first death
             for key, _ in self.selector.select(self._patience()):
-                if key.fileobj is not self.door:
+                if key.fileobj is not self.listener:
                     self._hear(key.data)
             self._open()  # after known workers; also drops callers that have sent nothing in time
             if self.asked and (len(self.states) == len(self.workers) or time.monotonic() > self.asked[0]):
                 self._judge_timeout(self.asked[1])
         if self.verdict:
-            for path in self.litter:  # of workers that died before they could remove it
+            for path in self.leftover_files:  # of workers that died before they could remove it
                 with contextlib.suppress(OSError):
                     os.unlink(path)
 
     def _patience(self) -> float | None:
-        limits = [self.door.patience(), None if self.workers else 1.0]
+        limits = [self.listener.patience(), None if self.workers else 1.0]
         if self.asked:
             limits.append(max(0.0, self.asked[0] - time.monotonic()))
         return min((limit for limit in limits if limit is not None), default=None)
 
     def _open(self) -> None:
-        for connected in self.door.admitted():
+        for connected in self.listener.admitted():
             connected.settimeout(SEND_SECONDS)  # for sending only: it is read only when the selector reports data
             self.selector.register(connected, selectors.EVENT_READ, Connection(connected))
 
@@ -130,7 +130,7 @@ class Hub:
             caller.name = f"worker {caller.rank} of {self.size} (process {message['process']} on {message['host']})"
             self.workers[message["rank"]] = caller
             if message["host"] == socket.gethostname():
-                self.litter.update(message["litter"])
+                self.leftover_files.update(message["leftover_files"])
             caller.send({"say": "welcome"})
             if self.finished:  # before this worker connected
                 caller.send({"say": "finished", "counts": self.finished})
@@ -166,7 +166,7 @@ class Hub:
         if self.verdict:
             return
         self.verdict = {"say": "news", "kind": kind, "text": text, "workers": workers}
-        if aloud and self.speaks:
+        if aloud and self.prints_verdict:
             with contextlib.suppress(OSError):
                 print(f"\ngridwise: {text}\ngridwise: ending all workers", file=sys.stderr, flush=True)
         self._tell_all(self.verdict)
@@ -204,5 +204,7 @@ def main(descriptors: list[str]) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # one for each worker
-    door = AuthenticatedListener([socket.socket(fileno=int(number)) for number in descriptors], settings.pop("secret"))
-    Hub(door, **settings).run()
+    listener = AuthenticatedListener(
+        [socket.socket(fileno=int(number)) for number in descriptors], settings.pop("secret")
+    )
+    Hub(listener, **settings).run()

@@ -20,7 +20,7 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass
 
-HELD_SECONDS = 0.5
+CUT_GRACE_SECONDS = 0.5
 """How long the peers of cut connections may take to get the news and cut their ends too."""
 
 
@@ -57,7 +57,7 @@ def cut(which: Collection[OpenSocket]) -> None:
         for end in ends:
             held.enter_context(end)
         _shut(ends, socket.SHUT_RD)
-        time.sleep(HELD_SECONDS)
+        time.sleep(CUT_GRACE_SECONDS)
         _shut(ends, socket.SHUT_RDWR)
 
 

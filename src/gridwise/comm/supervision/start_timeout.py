@@ -1,7 +1,7 @@
 """A timeout for the start of MPI, which waits for all processes of the job in a call that cannot be interrupted from within.
 
 If some never get there, because they exited before `gridwise.world()`, the others would wait for ever. So a small process
-next to each worker waits with it: if the start takes longer than `GRIDWISE_TIMEOUT` seconds (at least `LEAST`, since some
+next to each worker waits with it: if the start takes longer than `GRIDWISE_TIMEOUT` seconds (at least `MIN_SECONDS`, since some
 import torch sooner than others), it says so on standard error and kills the worker, after which the launcher ends the job.
 It cannot say who is missing: at that point each process knows only of itself.
 """
@@ -19,7 +19,7 @@ from ...errors import describe
 from ..settings import RANKS, is_on, launched_number, timeout
 from . import original_stderr
 
-LEAST = 15.0
+MIN_SECONDS = 15.0
 """Lower limit of the timeout, in seconds: processes may start this far apart."""
 
 _HELPER = """
@@ -37,10 +37,10 @@ def waiting_for_all(size: int | None) -> Iterator[None]:
     if size is None or size == 1 or not is_on("GRIDWISE_WATCH"):
         yield
         return
-    limit = max(timeout(), LEAST)
+    limit = max(timeout(), MIN_SECONDS)
     text = describe(
         f"\ngridwise: {_me()} has waited {limit:g} s in gridwise.world() for the start of MPI (`GRIDWISE_TIMEOUT`, at least "
-        f"{LEAST:g}): not all of the {size} processes have come.",
+        f"{MIN_SECONDS:g}): not all of the {size} processes have come.",
         fix="let every process of the job call gridwise.world() before it ends, or allow more time.",
     )
     helper = subprocess.Popen(

@@ -115,11 +115,16 @@ def _try_to_start_hub(transport: Transport, places: list[bytes]) -> tuple[int | 
 def _start_hub(transport: Transport, places: list[bytes]) -> tuple[int, bytes]:
     """Start the hub; return its process id, and its address together with the job's secret."""
     secret = new_secret()
-    settings = {"size": transport.size, "secret": secret, "timeout": timeout(), "speaks": not transport.can_be_cut}
+    settings = {
+        "size": transport.size,
+        "secret": secret,
+        "timeout": timeout(),
+        "prints_verdict": not transport.can_be_cut,
+    }
     hosts = network_addresses.addresses_for(places, transport.addresses())
     with contextlib.ExitStack() as opened:
-        doors = [opened.enter_context(door) for door in network_addresses.listen(hosts)]
-        descriptors = [door.fileno() for door in doors]
+        listeners = [opened.enter_context(listener) for listener in network_addresses.listen(hosts)]
+        descriptors = [listener.fileno() for listener in listeners]
         # all other descriptors are closed in the hub: a launcher must see a dead worker's descriptors close
         process = subprocess.Popen(
             bare_process.command("hub", *map(str, descriptors)),
@@ -133,7 +138,7 @@ def _start_hub(transport: Transport, places: list[bytes]) -> tuple[int, bytes]:
         with process.stdin as pipe:
             pipe.write(json.dumps(settings).encode() + b"\n")
         process.returncode = 0  # the hub outlives this process on purpose, which Popen would warn about
-        address = {"hosts": hosts, "port": doors[0].getsockname()[1], "secret": secret}
+        address = {"hosts": hosts, "port": listeners[0].getsockname()[1], "secret": secret}
         return process.pid, json.dumps(address).encode()
 
 
@@ -148,14 +153,14 @@ class Watch:
         self._tick = tick(self._timeout)
         self._process = os.getpid()
         self._saying = threading.Lock()
-        self._told = threading.Condition()
+        self._news = threading.Condition()
         self._verdict: hub.Message | None = None
         self._finished = FinishedWorkers()
         self._complained: Waiting | None = None
         self._left = False
         self.welcomed = threading.Event()
-        host, litter = socket.gethostname(), sorted(guardian.shared_memory_of(self._process))
-        self._say("hello", rank=transport.rank, process=self._process, host=host, litter=litter)
+        host, leftover_files = socket.gethostname(), sorted(guardian.shared_memory_of(self._process))
+        self._say("hello", rank=transport.rank, process=self._process, host=host, leftover_files=leftover_files)
         threading.Thread(target=self._listen, name="gridwise watch", daemon=True).start()
         _open.add(self)
         atexit.register(self.leave)
@@ -164,8 +169,8 @@ class Watch:
         """The error that names the worker that died or failed, if that is why `error` was raised."""
         waiting = self._transport.waiting
         team = waiting.team if waiting else ()
-        with self._told:
-            self._told.wait_for(lambda: self._verdict is not None or bool(self._finished.among(team)), NEWS_SECONDS)
+        with self._news:
+            self._news.wait_for(lambda: self._verdict is not None or bool(self._finished.among(team)), NEWS_SECONDS)
             verdict, gone = self._verdict, self._finished.among(team)
         me = f"worker {self._transport.rank} of {self._transport.size}"
         while_ = f" while {me} waited for {waiting.what} with workers {tuple(waiting.team)}" if waiting else ""
@@ -229,14 +234,14 @@ class Watch:
             waiting = self._transport.waiting
             self._say("state", **(_spelt(waiting.described()) if waiting else {}))
         elif message["say"] == "finished":
-            with self._told:
+            with self._news:
                 for rank, counts in message["counts"].items():
                     self._finished.add(int(rank), counts)
-                self._told.notify_all()
+                self._news.notify_all()
         elif message["say"] == "news":
-            with self._told:
+            with self._news:
                 self._verdict = message
-                self._told.notify_all()
+                self._news.notify_all()
             if self._transport.can_be_cut:
                 self._transport.cut()
                 self._end_if_stuck()

@@ -12,7 +12,7 @@ from ..transports.base import Transport
 from .find import begin
 
 _of_group: dict[dist.ProcessGroup, Transport] = {}
-given: set[Transport] = set()
+user_transports: set[Transport] = set()
 """The open transports that were made here."""
 
 
@@ -42,6 +42,6 @@ def transport_over(comm: Any) -> Transport:
 
 
 def _begin(transport: Transport) -> Transport:
-    given.add(transport)
-    transport.on_close.append(lambda: given.discard(transport))
+    user_transports.add(transport)
+    transport.on_close.append(lambda: user_transports.discard(transport))
     return begin(transport)

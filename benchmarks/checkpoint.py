@@ -196,10 +196,13 @@ def drop_from_memory(folder: Path) -> None:
     """Ask the system to drop these files from its page cache, so that they are next read from disk."""
     for path in folder.rglob("*"):
         if path.is_file():
-            fd = os.open(path, os.O_RDONLY)
-            os.fsync(fd)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(fd)
+            drop_file_from_memory(path)
+
+
+def drop_file_from_memory(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 # The run, on every worker

@@ -13,7 +13,6 @@ is the worker's part of the file's bytes.
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import tempfile
 import time
@@ -29,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 import gridwise
+from checkpoint import drop_file_from_memory
 from gridwise.data import BlockDataset, BlockLoader
 
 SHAPE, CHUNKS, BATCH, GRID = (64, 1, 64, 64, 64), (1, 1, 32, 32, 32), 4, (1, 1, 2, 1, 1)
@@ -63,13 +63,6 @@ def taken(suffix: str) -> int:
     return int(re.findall(rf"{counter}: (\d+)", Path("/proc/self/io").read_text())[0])
 
 
-def forget(path: Path) -> None:
-    """Ask the system to drop a file from its page cache, so that it is next read from disk."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
 def seconds(batches: Callable[[], Iterator[torch.Tensor]]) -> float:
     gridwise.world().barrier()
     start = time.perf_counter()
@@ -88,7 +81,7 @@ def measure(path: Path, repeat: int) -> dict[str, Any]:
     loaders = {f"prefetch={n}": BlockLoader(dataset, BATCH, shuffle=True, prefetch=n) for n in (0, 2)}
     ways |= {name: loader.__iter__ for name, loader in loaders.items()}
     if path.is_file() and P_x.rank == 0:
-        forget(path)
+        drop_file_from_memory(path)
     before = taken(path.suffix)
     seconds(ways["prefetch=0"])
     read = taken(path.suffix) - before

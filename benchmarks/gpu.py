@@ -13,18 +13,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Callable
-from statistics import median
+from functools import partial
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
 
 import gridwise
 from gridwise.comm.launching.pool import Pool
+from layers import measured
 from layers_norm import UNet
 from run import NOTHING_HERE
 
@@ -47,23 +46,7 @@ class Row(NamedTuple):
         return self.ours <= self.times * self.limit + self.more
 
 
-def sampled(sides: list[Callable[[], object]], rounds: int, repeat: int) -> list[float]:
-    """Median seconds of the slowest worker; the sides take turns."""
-    world = gridwise.world()
-    samples: list[list[float]] = [[] for _ in sides]
-    for k in range(rounds + 3):
-        for side, call in enumerate(sides):
-            torch.cuda.synchronize()
-            world.barrier()
-            start = time.perf_counter()
-            for _ in range(repeat):
-                call()
-            torch.cuda.synchronize()
-            spent = np.array([int((time.perf_counter() - start) * 1e9 / repeat)], dtype=np.int64)
-            world.transport.all_max(spent, world.team)
-            if k >= 3:
-                samples[side].append(spent[0] / 1e9)
-    return [median(sample) for sample in samples]
+sampled = partial(measured, idle=torch.cuda.synchronize)
 
 
 def step(model: torch.nn.Module, loss: torch.nn.Module, *shape: int) -> Callable[[], object]:

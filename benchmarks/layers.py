@@ -26,6 +26,8 @@ import gridwise
 from gridwise import nn
 from gridwise.comm.launching.pool import Pool
 
+WARM_UP = 3  # rounds that are not counted
+
 Row = tuple[str, float, float]
 """Name, our seconds, the limit's."""
 Way = Callable[[torch.nn.Module, Tensor], Callable[[], object]]
@@ -41,19 +43,23 @@ class HandPadded(torch.nn.Conv3d):
         return F.conv3d(x, self.weight, self.bias, self.stride, (0, *rest), self.dilation, self.groups)
 
 
-def measured(sides: list[Callable[[], object]], rounds: int, repeat: int = 1) -> list[float]:
-    """Median seconds of the slower worker; the sides take turns."""
+def measured(
+    sides: list[Callable[[], object]], rounds: int, repeat: int = 1, idle: Callable[[], object] = lambda: None
+) -> list[float]:
+    """Median seconds of the slowest worker; the sides take turns. `idle` waits for a device."""
     world = gridwise.world()
     samples: list[list[float]] = [[] for _ in sides]
-    for k in range(rounds + 2):
+    for k in range(-WARM_UP, rounds):
         for side, call in enumerate(sides):
+            idle()
             world.barrier()
             start = time.perf_counter()
             for _ in range(repeat):
                 call()
+            idle()
             spent = np.array([int((time.perf_counter() - start) * 1e9 / repeat)], dtype=np.int64)
             world.transport.all_max(spent, world.team)
-            if k >= 2:
+            if k >= 0:
                 samples[side].append(spent[0] / 1e9)
     return [median(sample) for sample in samples]
 

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
-import time
 from collections.abc import Callable
-from statistics import median
 
 import torch
 from rich.console import Console
@@ -22,33 +20,9 @@ from rich.table import Table
 import gridwise
 from gridwise import nn
 from gridwise.comm.launching.pool import Pool
+from layers import measured
 
 Row = tuple[str, float, float, str]
-
-
-def measured(
-    ours: Callable[[], object], limit: Callable[[], object], rounds: int, repeat: int = 1
-) -> tuple[float, float]:
-    """Median seconds of the slower worker; the two sides take turns."""
-    world = gridwise.world()
-    samples: tuple[list[float], list[float]] = ([], [])
-    for k in range(rounds + 3):
-        for side, call in enumerate((ours, limit)):
-            world.barrier()
-            start = time.perf_counter()
-            for _ in range(repeat):
-                call()
-            spent = torch.tensor((time.perf_counter() - start) / repeat, dtype=torch.float64)
-            slower = max(float(t) for t in _everybody(spent))
-            if k >= 3:
-                samples[side].append(slower)
-    return median(samples[0]), median(samples[1])
-
-
-def _everybody(value: torch.Tensor) -> list[float]:
-    world = gridwise.world()
-    parts = world.transport.gather_bytes(value.numpy().tobytes(), world.team)
-    return [float(torch.frombuffer(bytearray(part), dtype=torch.float64)) for part in parts]
 
 
 def both_ways(layer: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Callable[[], object]:
@@ -98,7 +72,7 @@ def rows(rounds: int) -> list[Row]:
     found: list[Row] = []
 
     def row(name: str, ours: Callable[[], object], against: str, limit: Callable[[], object], repeat: int = 1) -> None:
-        mine, theirs = measured(ours, limit, rounds, repeat)
+        mine, theirs = measured([ours, limit], rounds, repeat)
         found.append((name, mine, theirs, against))
 
     summed = both_ways(nn.AllSumReduce(line, (0,)), big)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -22,12 +22,13 @@ from ...notes import note
 from ..backends.mpi.partition import plain
 from .root_parameters import RootParameters, own_generators
 
-NAMES = {"weight": "gamma", "bias": "beta"}
 STATISTICS = ("running_mean", "running_var")
 
 
 class DistributedBatchNorm(RootParameters, GridwiseBatchNorm):
     """Batch norm of tensors ``(batch, channel, ...)`` on `P_x`."""
+
+    NAMES: ClassVar[dict[str, str]] = {"weight": "gamma", "bias": "beta"}
 
     _is_torchs_own = False  # torch tracks the corrected variance
 
@@ -48,7 +49,7 @@ class DistributedBatchNorm(RootParameters, GridwiseBatchNorm):
         self._buffers["num_batches_tracked"] = None
         self._kept = (1, -1, *(1,) * (of.dim - 2))
         self._hide()
-        for name, shown in NAMES.items():
+        for name, shown in self.NAMES.items():
             if (value := self._parameters.pop(name, None)) is not None:
                 self.register_parameter(shown, torch.nn.Parameter(value.detach().view(self._kept).clone()))
             elif name in self._buffers:
@@ -80,10 +81,10 @@ class DistributedBatchNorm(RootParameters, GridwiseBatchNorm):
         if "weight" in self._parameters or "weight" in self._buffers:  # already
             yield
             return
-        shown = {name: self._parameters.pop(name) for name in NAMES.values() if name in self._parameters}
-        unseen = {name: self._buffers.pop(name) for name in NAMES.values() if name in self._buffers}
+        shown = {name: self._parameters.pop(name) for name in self.NAMES.values() if name in self._parameters}
+        unseen = {name: self._buffers.pop(name) for name in self.NAMES.values() if name in self._buffers}
         kept: dict[str, Tensor | None] = {name: self._buffers[name] for name in STATISTICS}
-        for name, own in NAMES.items():
+        for name, own in self.NAMES.items():
             if own in shown:
                 value = shown[own]
                 self._parameters[name] = None if value is None else value.view(-1)  # type: ignore[assignment]
@@ -94,7 +95,7 @@ class DistributedBatchNorm(RootParameters, GridwiseBatchNorm):
         try:
             yield
         finally:
-            for name in NAMES:
+            for name in self.NAMES:
                 self._parameters.pop(name, None)
                 self._buffers.pop(name, None)
             self._parameters.update(shown)
@@ -115,11 +116,3 @@ class DistributedBatchNorm(RootParameters, GridwiseBatchNorm):
             replicas[name] = type(replicas[name])(fn(replicas[name].data), replicas[name].requires_grad)
         self.__dict__["_sent"].clear()
         return self
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Load a state; a worker that does not own a parameter keeps its placeholder."""
-        mine = dict(state_dict)
-        for name in NAMES.values():
-            if name in self._buffers and isinstance(mine.get(prefix + name), Tensor):
-                mine[prefix + name] = self._buffers[name]
-        torch.nn.Module._load_from_state_dict(self, mine, prefix, *rest)

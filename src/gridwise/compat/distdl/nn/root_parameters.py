@@ -14,7 +14,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -53,6 +53,9 @@ def own_generators(layer: Layer) -> Iterator[None]:
 
 class RootParameters(Layer):
     """A mixin placed before a Gridwise layer; the constructor calls `_hide` once the parameters exist."""
+
+    NAMES: ClassVar[dict[str, str]] = {}
+    """The names of parameters that differ in DistDL, by torch's."""
 
     def _hide(self) -> None:
         """Hide the parameters that this worker does not own."""
@@ -142,12 +145,13 @@ class RootParameters(Layer):
         """Load a state; a worker that does not own a parameter keeps its placeholder."""
         mine = dict(state_dict)
         for name, spread in self._spreads.items():
-            value = mine.get(prefix + name)
+            shown = self.NAMES.get(name, name)
+            value = mine.get(prefix + shown)
             if not isinstance(value, Tensor):
                 continue
             if name in self.__dict__["_replica_of"]:
-                mine[prefix + name] = self._buffers[name]
+                mine[prefix + shown] = self._buffers[shown]
             elif value.shape == spread.shape != self._block_shapes[name]:
                 assert self._transport is not None
-                mine[prefix + name] = spread.cut(value, self._transport.rank)
+                mine[prefix + shown] = spread.cut(value, self._transport.rank)
         torch.nn.Module._load_from_state_dict(self, mine, prefix, *rest)

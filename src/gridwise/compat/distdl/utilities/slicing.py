@@ -56,8 +56,7 @@ def compute_partition_intersection(
     """The part of block r that block s of another grid shares, relative to the start of r; None if there is none."""
     r_start, r_stop = (f(P_r_shape, P_r_index, x_global_shape) for f in (compute_start_index, compute_stop_index))
     s_start, s_stop = (f(P_s_shape, P_s_index, x_global_shape) for f in (compute_start_index, compute_stop_index))
-    start, _, shape = compute_intersection(r_start, r_stop, s_start, s_stop)
-    return None if 0 in shape else assemble_slices(start - r_start, start - r_start + shape)
+    return compute_subtensor_intersection_slice(r_start, r_stop, s_start, s_stop)
 
 
 def compute_nd_slice_volume(slices: Sequence[slice]) -> int:

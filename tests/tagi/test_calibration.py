@@ -9,6 +9,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+import torch
 
 import gridwise.tagi as tagi
 from gridwise.errors import PartitionError
@@ -52,7 +53,8 @@ def test_crps_against_its_definition() -> None:
     """The integral of the squared distance between the distribution and the step at the observation."""
     grid = np.linspace(-30, 30, 600_001)
     for mean, std, y in ((0.3, 1.2, 2.0), (-1.0, 0.4, -1.1)):
-        from_the_definition = np.trapezoid((_cdf((grid - mean) / std) - (grid >= y)) ** 2, grid)
+        squares = (_cdf((grid - mean) / std) - (grid >= y)) ** 2
+        from_the_definition = float(torch.trapezoid(torch.as_tensor(squares), torch.as_tensor(grid)))
         assert metric.crps(np.array([mean]), np.array([y]), std) == pytest.approx(from_the_definition, abs=1e-4)
     assert metric.crps(np.array([1.0, 0.0]), np.array([4.0, np.nan]), 0.0) == pytest.approx(3.0)
     p, y = predictions(1.0)

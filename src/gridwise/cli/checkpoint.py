@@ -199,11 +199,11 @@ def _readable_errors() -> Iterator[None]:
 
 @contextmanager
 def _progress(name: str, total: int | None) -> Iterator[Report]:
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     console = _console()
-    bar = Progress(
-        TextColumn("{task.description}"), *columns, transient=True, console=console, disable=not console.is_terminal
-    )
-    with bar as progress:
+    if not console.is_terminal:
+        yield lambda done: None
+        return
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(TextColumn("{task.description}"), *columns, transient=True, console=console) as progress:
         task = progress.add_task(escape(name), total=total)
         yield lambda done: progress.advance(task, done)

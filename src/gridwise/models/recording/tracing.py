@@ -22,6 +22,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch._decomp import decompositions
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -105,8 +106,18 @@ def trace(
             del tracer.create_node
 
     apart = {op: partial(_apart, op) for op in _composites() if rule_for(op) is None and not is_pointwise(op)}
-    with fakes.mode:
+    with fakes.mode, patch.object(decompositions, "one_layer_lstm", _one_layer_lstm):
         return make_fx(annotated, apart, pre_dispatch=True, tracing_mode="real")(*inputs)
+
+
+_torchs_lstm = decompositions.one_layer_lstm
+
+
+def _one_layer_lstm(*args: Any) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Torch's, which gives the final states of fakes a dim too many in version 2.11."""
+    outputs, states = _torchs_lstm(*args)
+    h, c = (state.squeeze(0) if state.dim() == 3 else state for state in states)
+    return outputs, (h, c)
 
 
 @cache

@@ -21,7 +21,7 @@ from torch import Tensor
 from .comm.launching.find import current
 from .comm.launching.user_transports import transport_over, user_transports
 from .comm.messages.arrays import gathered_arrays
-from .comm.supervision.matching_calls import roll_call
+from .comm.supervision.matching_calls import check_same_call
 from .comm.transports.base import Team, Transport
 from .errors import PartitionError
 from .grid import Copies, Grid, Index, Layout, resolve_axes, whole_numbers
@@ -204,7 +204,7 @@ class Partition:
     def print_sequential(self, value: object) -> None:
         """Print everyone's value on the partition's first worker, in order."""
         if self.active:
-            roll_call(self.transport, self.team, "print_sequential", "print_sequential")
+            check_same_call(self.transport, self.team, "print_sequential", "print_sequential")
             parts = self.transport.gather_bytes(str(value).encode(), self.team, "print_sequential")
             if self.rank == 0:
                 said = dict(zip(self.team, parts, strict=True))
@@ -214,7 +214,7 @@ class Partition:
     def barrier(self) -> None:
         """Return when every worker of the partition has arrived."""
         if self.active:
-            roll_call(self.transport, self.team, "barrier", "barrier")  # itself a barrier
+            check_same_call(self.transport, self.team, "barrier", "barrier")  # itself a barrier
 
     # Value semantics
 
@@ -226,7 +226,7 @@ class Partition:
         communicator, and nothing made from it can be used afterwards.
         """
         if self.active and self.transport in user_transports and self is _worlds.get(self.transport):
-            roll_call(self.transport, self.team, "deactivate", "deactivate")
+            check_same_call(self.transport, self.team, "deactivate", "deactivate")
             self.transport.close()
         self.active = False
 

@@ -18,42 +18,42 @@ from torch import Tensor
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-class Breaks(Protocol):
+class GraphCapture(Protocol):
     """An object that captures a step."""
 
-    def moved(self, call: Callable[[], Any]) -> Any:
+    def run_between_graphs(self, call: Callable[[], Any]) -> Any:
         """The result of `call`, repeated into the same memory at every replay: a tensor, None, or a completed request."""
 
-    def node(self) -> None:
+    def note_node(self) -> None:
         """Note that an autograd node was recorded that may communicate in backward."""
 
-    def read(self, call: Callable[[], Any]) -> Any:
+    def read_once(self, call: Callable[[], Any]) -> Any:
         """The result of `call` now; replays reuse it and do not call again."""
 
-    def drawn(self, draw: Callable[[], int]) -> Tensor:
+    def draw_each_replay(self, draw: Callable[[], int]) -> Tensor:
         """The number that `draw` returns, on the device; drawn anew at every replay."""
 
 
 class _Current(threading.local):
-    breaks: Breaks | None = None
+    capture: GraphCapture | None = None
 
 
 _current = _Current()
 
 
-def capturing() -> Breaks | None:
+def capturing() -> GraphCapture | None:
     """The object that captures what this thread does; None if there is no capture."""
-    return _current.breaks
+    return _current.capture
 
 
 @contextmanager
-def captured_by(breaks: Breaks | None) -> Iterator[None]:
-    """Report this thread's movements to `breaks` while the body runs; None: to nobody."""
-    before, _current.breaks = _current.breaks, breaks
+def captured_by(capture: GraphCapture | None) -> Iterator[None]:
+    """Report this thread's movements to `capture` while the body runs; None: to nobody."""
+    before, _current.capture = _current.capture, capture
     try:
         yield
     finally:
-        _current.breaks = before
+        _current.capture = before
 
 
 def movement(method: Method) -> Method:
@@ -61,15 +61,15 @@ def movement(method: Method) -> Method:
 
     @functools.wraps(method)
     def moved(self: Any, *args: Any, **kwargs: Any) -> Any:
-        breaks = _current.breaks
-        if breaks is None or self.size == 1:
+        capture = _current.capture
+        if capture is None or self.size == 1:
             return method(self, *args, **kwargs)
-        return breaks.moved(functools.partial(method, self, *args, **kwargs))
+        return capture.run_between_graphs(functools.partial(method, self, *args, **kwargs))
 
     return moved  # type: ignore[return-value]
 
 
 def read_by_host(read: Callable[[], Any]) -> Any:
     """The value that `read` gets from the device; during a capture it is read once and kept for all replays."""
-    breaks = _current.breaks
-    return read() if breaks is None else breaks.read(read)
+    capture = _current.capture
+    return read() if capture is None else capture.read_once(read)

@@ -7,7 +7,7 @@ from typing import TypeVar, cast
 
 import numpy as np
 
-from ..comm.supervision.matching_calls import key_of, raise_mismatch, tell
+from ..comm.supervision.matching_calls import gather_lines, key_of, raise_mismatch
 from ..comm.transports.base import Team, Transport
 from ..errors import DataError, FaultError, GridwiseError
 
@@ -48,7 +48,7 @@ def together(
     if votes[0] != -votes[1]:
         raise_mismatch(transport, team, what, key)
     if votes[4]:
-        raise DataError(f"{what} failed.", tell(transport, team, problem)) from failure
+        raise DataError(f"{what} failed.", gather_lines(transport, team, problem)) from failure
     if votes[2] != -votes[3]:
-        raise DataError(f"{what} needs the same on all workers.", tell(transport, team, words))
+        raise DataError(f"{what} needs the same on all workers.", gather_lines(transport, team, words))
     return cast(Result, result)

@@ -146,8 +146,8 @@ class BlockLoader:
         """Record which batch was drawn, for the next agreement to compare; raise if no agreement would."""
         transport, team = self.dataset.transport, self.dataset.team
         loader, says = f"{self._says} of {team}", f"{words} of {self._says}"
-        if not transport.drawn.is_told(loader):
-            transport.drawn.forget(loader)
+        if transport.drawn_batches.has_unreported_problem(loader):
+            transport.drawn_batches.forget(loader)
             raise DataError(
                 f"{self._says}: a batch could not be read, and no model was called with it, which would have told the others.",
                 fix="call a model or layer with every batch, or BlockLoader(..., agree=True).",
@@ -158,7 +158,7 @@ class BlockLoader:
         if len(team) == 1 or transport.rank not in team or not is_on():
             _raised(problem, says)
         text = str(problem) if problem is not None else None
-        transport.drawn.draw(loader, DrawnBatch(team, key_of(f"{loader} {key}"), says, text))
+        transport.drawn_batches.draw(loader, DrawnBatch(team, key_of(f"{loader} {key}"), says, text))
 
     def _moved(self, batch: Any) -> Any:
         if self.device is None or self.device.type == "cpu":

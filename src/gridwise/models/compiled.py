@@ -65,20 +65,20 @@ def _compiling(callback: DynamoCallback) -> Iterator[DynamoCallback]:
 
 
 class _Probe:
-    """Notes whether a step communicates, now or in backward; has the interface of `comm.graph_breaks.Breaks`."""
+    """Notes whether a step communicates, now or in backward; has the interface of `comm.graph_breaks.GraphCapture`."""
 
     def __init__(self) -> None:
         self.moves = False
 
-    def node(self) -> None:
+    def note_node(self) -> None:
         self.moves = True
 
-    def moved(self, call: Callable[[], Any]) -> Any:
+    def run_between_graphs(self, call: Callable[[], Any]) -> Any:
         self.moves = True
         with captured_by(None):
             return call()
 
-    read = drawn = moved
+    read_once = draw_each_replay = run_between_graphs
 
 
 class CompiledPieces:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..errors import PartitionError, UnsupportedError
 from ..grid import Grid, Layout
-from ..nn.engine.agreement import Ballot, Structure, agree_layout, agree_plan, agree_same, is_on, key_of, tell
+from ..nn.engine.agreement import Ballot, Structure, agree_layout, agree_plan, agree_same, gather_lines, is_on, key_of
 from ..nn.engine.mode import agree_mode
 from ..nn.windows.fetch import memory_format_of
 from ..partition import CartesianPartition, Partition
@@ -75,7 +75,7 @@ class FunctionRecorder:
         text = described(bound.tree)
         if not self._is_same(text):
             asked = "needs the same containers, and the same values in them, on all workers."
-            raise PartitionError(f"{self.says} {asked}", tell(transport, team, text))
+            raise PartitionError(f"{self.says} {asked}", gather_lines(transport, team, text))
         layouts, structures = self._layouts(bound)
         formats = [memory_format_of(x) for x in bound.tensors]
         if not self._is_same(str(formats)):
@@ -160,12 +160,12 @@ class FunctionRecorder:
             ballot.count(transport, team, self.says)
             if ballot.read(failed):
                 kind = UnsupportedError if ballot.read(unsupported) else PartitionError
-                reports = tell(transport, team, None if error is None else str(error) or repr(error))
+                reports = gather_lines(transport, team, None if error is None else str(error) or repr(error))
                 if len(reports) == 1 and not ballot.read(succeeded):
                     raise kind(str(error) or repr(error)) from error and error.__cause__
                 raise kind(f"{self.says} cannot be recorded on some workers.", reports)
             if ballot.read(digest) is None:
-                reports = tell(
+                reports = gather_lines(
                     transport, team, f"the recording has the checksum {recording.digest if recording else 0:x}"
                 )
                 fix = "build the model alike on all workers; no ranks, times or random numbers in `forward`."

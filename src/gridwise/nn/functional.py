@@ -203,7 +203,7 @@ def _alone(P_x: Partition, root: int) -> Partition:
 def _kept(layer: Callable[..., Primitive], *args: Any) -> Primitive:
     """The layer with these arguments; kept per set of workers, all of which make the same calls."""
     ranks = tuple(arg.ranks for arg in args if isinstance(arg, Partition))
-    kept = args[0].transport.kept.setdefault(ranks, {})
+    kept = args[0].transport.cached_layers.setdefault(ranks, {})
     found = kept[layer, args] = kept.pop((layer, args), None) or layer(*args)
     if len(kept) > KEPT:
         del kept[next(iter(kept))]

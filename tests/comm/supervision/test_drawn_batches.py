@@ -13,17 +13,17 @@ def test_only_loaders_of_the_whole_team_count():
     assert drawn.of((0, 1)) == (5 ^ 6, "b1: lost")
     assert drawn.of((1, 2)) == (5, None)
     assert drawn.of((0, 3)) == (0, None)
-    assert drawn.says((0, 1)) == "a1; b1"
-    assert drawn.says((0, 3)) == "no batch"
+    assert drawn.describe((0, 1)) == "a1; b1"
+    assert drawn.describe((0, 3)) == "no batch"
 
 
 def test_the_last_batch_of_a_loader_replaces_the_one_before():
     drawn = DrawnBatches()
     drawn.draw("a", DrawnBatch((0, 1), 5, "a1", "lost"))
-    assert not drawn.is_told("a")
+    assert drawn.has_unreported_problem("a")
     drawn.draw("a", DrawnBatch((0, 1), 7, "a2"))
     assert drawn.of((0, 1)) == (7, None)
-    assert drawn.is_told("a")
+    assert not drawn.has_unreported_problem("a")
 
 
 def test_the_order_of_loaders_does_not_matter_and_old_ones_go():

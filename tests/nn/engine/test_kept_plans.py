@@ -247,7 +247,7 @@ def test_functions_forget_the_layers_that_were_not_called_for_long():
             torch.ones(1, 1, 23, 2), three, three, [None, None, [0, k, 68, 69], None]
         )
         assert y.shape[2] == (k, 68 - k, 1)[world.rank]
-    layers = list(two.transport.kept.values())
+    layers = list(two.transport.cached_layers.values())
     assert max(map(len, layers)) == gridwise.nn.functional.KEPT
 
 

@@ -114,7 +114,7 @@ class PoolWorker:
         try:
             world = self._world(task.workers)
             find.use(world)
-            world.drawn.clear()
+            world.drawn_batches.clear()
             function, args, kwargs = cloudpickle.loads(task.call)
             value = function(*args, **kwargs)
             try:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import MismatchError, PartitionError
-from ..supervision.matching_calls import roll_call
+from ..supervision.matching_calls import check_same_call
 from ..transports.base import Team, Transport
 
 
@@ -22,7 +22,7 @@ def gathered_arrays(transport: Transport, team: Team, call: str, make: Callable[
     except (PartitionError, TypeError, ValueError, OverflowError) as error:
         problem = str(error)
     header = json.dumps([call, problem]).encode()
-    roll_call(transport, team, call, "data of a partition")
+    check_same_call(transport, team, call, "data of a partition")
     told = transport.gather_bytes(header + b"\n" + body, team, call)
     parts = [part.split(b"\n", 1) for part in told]
     calls, problems = zip(*(json.loads(part[0]) for part in parts), strict=True)

@@ -22,7 +22,7 @@ class DrawnBatch(NamedTuple):
     """The workers that draw from the loader."""
     key: int
     """A hash, below 2**62, of the loader, the epoch and the samples; the same on all of these workers."""
-    says: str
+    description: str
     problem: str | None = None
     """Why this worker's part of the batch could not be read; None if it could."""
 
@@ -54,17 +54,17 @@ class DrawnBatches:
             key, batches = 0, self._drawn_by(team)
             for batch in batches:
                 key ^= batch.key
-            problems = [f"{batch.says}: {batch.problem}" for batch in batches if batch.problem is not None]
+            problems = [f"{batch.description}: {batch.problem}" for batch in batches if batch.problem is not None]
             self._looked_up[team] = key, "; ".join(problems) or None
         return self._looked_up[team]
 
-    def says(self, team: Team) -> str:
+    def describe(self, team: Team) -> str:
         """A description of those batches."""
-        return "; ".join(batch.says for batch in self._drawn_by(team)) or "no batch"
+        return "; ".join(batch.description for batch in self._drawn_by(team)) or "no batch"
 
-    def is_told(self, loader: str) -> bool:
-        """Whether the last batch of a loader has no problem that the other workers still have to learn of."""
-        return loader not in self._last or self._last[loader].problem is None
+    def has_unreported_problem(self, loader: str) -> bool:
+        """Whether the last batch of a loader has a problem that the other workers still have to learn of."""
+        return loader in self._last and self._last[loader].problem is not None
 
     def forget(self, loader: str) -> None:
         """Forget the last batch of a loader."""

@@ -32,10 +32,10 @@ def key_of(text: str) -> int:
     return xxhash.xxh3_64_intdigest(text.encode()) >> 2
 
 
-def roll_call(transport: Transport, team: Team, what: str, kind: str) -> None:
+def check_same_call(transport: Transport, team: Team, what: str, kind: str) -> None:
     """Return when all workers of the team have made the same `kind` of call; if they differ, raise on all of them."""
     if len(team) > 1:
-        key, (_, problem) = key_of(kind), transport.drawn.of(team)
+        key, (_, problem) = key_of(kind), transport.drawn_batches.of(team)
         votes = np.array([key, -key, 0, 0, UNREAD if problem else 0], dtype=np.int64)
         transport.all_max(votes, team, what)
         if votes[0] != -votes[1]:
@@ -46,11 +46,13 @@ def roll_call(transport: Transport, team: Team, what: str, kind: str) -> None:
 
 def raise_mismatch(transport: Transport, team: Team, what: str, key: int) -> NoReturn:
     """Raise the error for different calls or batches. Called by all workers of the team, after a vote."""
-    told = transport.gather_bytes(json.dumps([key, transport.drawn.of(team)[0]]).encode(), team, "the text of an error")
+    told = transport.gather_bytes(
+        json.dumps([key, transport.drawn_batches.of(team)[0]]).encode(), team, "the text of an error"
+    )
     keys, batches = zip(*map(json.loads, told), strict=True)
     if len(set(keys)) == 1 and len(set(batches)) > 1:
-        lines = tell(transport, team, transport.drawn.says(team))
-        transport.drawn.forget_of(team)
+        lines = gather_lines(transport, team, transport.drawn_batches.describe(team))
+        transport.drawn_batches.forget_of(team)
         raise MismatchError(
             f"the workers called {what} with different batches.",
             lines,
@@ -65,21 +67,21 @@ def raise_mismatch(transport: Transport, team: Team, what: str, key: int) -> NoR
 
 def raise_unread(transport: Transport, team: Team, what: str, problem: str | None) -> NoReturn:
     """Raise the error for a batch that some workers could not read. Called by all workers of the team, after a vote."""
-    lines = tell(transport, team, problem)
-    transport.drawn.forget_of(team)
+    lines = gather_lines(transport, team, problem)
+    transport.drawn_batches.forget_of(team)
     raise DataError(f"{what}: a batch could not be read.", lines)
 
 
 def _who_called(transport: Transport, team: Team, what: str, key: int, keys: Sequence[int]) -> list[str]:
     """What each worker called; if the descriptions are equal, a letter distinguishes layers, or calls of one layer."""
-    lines = tell(transport, team, f"called {what}")
+    lines = gather_lines(transport, team, f"called {what}")
     if len(lines) > 1:
         return lines
     letter = chr(ord("A") + min(list(dict.fromkeys(keys)).index(key), 25))
-    return tell(transport, team, f"called {what}: layer, call or direction {letter} of those with this name")
+    return gather_lines(transport, team, f"called {what}: layer, call or direction {letter} of those with this name")
 
 
-def tell(transport: Transport, team: Team, line: str | None) -> list[str]:
+def gather_lines(transport: Transport, team: Team, line: str | None) -> list[str]:
     """The lines of all workers that have one, with equal lines merged, at most a screenful."""
     parts = transport.gather_bytes(json.dumps(line).encode(), team, "the text of an error")
     said: dict[str, list[int]] = {}

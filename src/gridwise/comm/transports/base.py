@@ -57,11 +57,11 @@ class Transport(Supervised, DataPath):
         Supervised.__init__(self, rank, size)
         DataPath.__init__(self)
         self.on_close: list[Callable[[], None]] = []
-        self.kept: dict[Any, Any] = {}
+        self.cached_layers: dict[Any, Any] = {}
         """Layers made by functions, kept for their next call."""
         self.cores = max(1, cores() // size)
         """This worker's share of the cores; as if all workers were on this machine, until the watch sets it."""
-        self.drawn = DrawnBatches()
+        self.drawn_batches = DrawnBatches()
         """The batches that data loaders have given to this worker."""
         self._ordinals: Counter[str] = Counter()
 
@@ -243,7 +243,7 @@ class Transport(Supervised, DataPath):
         for callback in reversed(self.on_close):
             callback()
         self.on_close.clear()
-        self.kept.clear()
+        self.cached_layers.clear()
         self.is_closed = self.refuses = True
 
     def cut(self) -> None:

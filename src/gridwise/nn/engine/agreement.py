@@ -30,8 +30,8 @@ from torch import Tensor
 
 from ...comm.settings import is_on as is_set
 from ...comm.supervision.matching_calls import UNREAD, raise_mismatch, raise_unread
+from ...comm.supervision.matching_calls import gather_lines as gather_lines
 from ...comm.supervision.matching_calls import key_of as key_of
-from ...comm.supervision.matching_calls import tell as tell
 from ...comm.transports.base import Team, Transport
 from ...errors import PartitionError
 from ...grid import Grid, Layout, cuts_from_extents
@@ -79,8 +79,8 @@ def agree_plan(transport: Transport, team: Team, what: str, key: int, plan: int,
             raise PartitionError(f"{what}: {problem}")
         return plan
     vote, unread = key, None
-    if transport.drawn:
-        batches, unread = transport.drawn.of(team)
+    if transport.drawn_batches:
+        batches, unread = transport.drawn_batches.of(team)
         vote ^= batches
     trouble = UNREAD if unread is not None else int(problem is not None)
     votes = np.array([vote, -vote, plan, -plan, trouble], dtype=np.int64)
@@ -91,7 +91,7 @@ def agree_plan(transport: Transport, team: Team, what: str, key: int, plan: int,
     if refused == UNREAD:
         raise_unread(transport, team, what, unread)
     if refused:
-        raise PartitionError(f"{what} got an input that it cannot take.", tell(transport, team, problem))
+        raise PartitionError(f"{what} got an input that it cannot take.", gather_lines(transport, team, problem))
     return most if most == -least else 0
 
 
@@ -282,5 +282,5 @@ def _refuse(
     transport: Transport, team: Team, asked: str, mine: Structure, holds: bool, index: Sequence[int] = ()
 ) -> None:
     at = f" at {tuple(index)}" if index else ""
-    told = tell(transport, team, f"{mine}{at}" if holds else "holds no part of it")
+    told = gather_lines(transport, team, f"{mine}{at}" if holds else "holds no part of it")
     raise PartitionError(asked, told, "give all workers blocks of one global tensor before the call.")

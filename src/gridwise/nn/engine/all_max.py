@@ -16,8 +16,8 @@ def all_max(x: Tensor, transport: Transport, team: Team, what: str) -> Tensor:
     The control channel compares integers. The bits of floating-point numbers, read as integers, are ordered like the
     numbers once the bits below the sign are flipped in negative ones; flipping them again restores the number.
     """
-    if (breaks := capturing()) is not None:
-        return breaks.moved(lambda: _found(x, transport, team, what))
+    if (capture := capturing()) is not None:
+        return capture.run_between_graphs(lambda: _found(x, transport, team, what))
     return _found(x, transport, team, what)
 
 

@@ -143,12 +143,12 @@ class Pieces:
             yield
         self._begin()
 
-    # Called while the step is captured (`comm.graph_breaks.Breaks`)
+    # Called while the step is captured (`comm.graph_breaks.GraphCapture`)
 
-    def node(self) -> None:
+    def note_node(self) -> None:
         return None
 
-    def moved(self, call: Callable[[], Any]) -> Any:
+    def run_between_graphs(self, call: Callable[[], Any]) -> Any:
         if not self._breaks:
             with captured_by(None):
                 return call()
@@ -172,11 +172,11 @@ class Pieces:
             movement.finish()
             self._work.append(movement.finish)
 
-    def read(self, call: Callable[[], Any]) -> Any:
+    def read_once(self, call: Callable[[], Any]) -> Any:
         with self._between():
             return call()
 
-    def drawn(self, draw: Callable[[], int]) -> Tensor:
+    def draw_each_replay(self, draw: Callable[[], int]) -> Tensor:
         place, number = self._keys.add(draw)
         self._new_keys.append(number)
         return place

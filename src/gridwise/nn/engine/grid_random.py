@@ -32,8 +32,9 @@ Key = int | Tensor
 
 def draw_key(transport: Transport, team: Team, what: str) -> Key:
     """One number from torch's generator, the same on the whole team. A worker outside the team draws one too."""
-    breaks = capturing()
-    return _drawn(transport, team, what) if breaks is None else breaks.drawn(lambda: _drawn(transport, team, what))
+    if (capture := capturing()) is not None:
+        return capture.draw_each_replay(lambda: _drawn(transport, team, what))
+    return _drawn(transport, team, what)
 
 
 def key_at(key: Key, number: int) -> Key:

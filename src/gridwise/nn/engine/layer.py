@@ -28,7 +28,7 @@ from ..parameters.gradient_buckets import shared_together
 from ..parameters.gradient_wire import current_wire
 from ..parameters.replicas import Replica
 from ..parameters.whole_tensor import refuse_dtensor
-from .agreement import Ballot, key_of, tell
+from .agreement import Ballot, gather_lines, key_of
 from .mode import Held, held_by
 from .module import Module
 from .operator import Ticket
@@ -327,11 +327,11 @@ def agree_build(
     if ballot.read(same_layer) is None:
         raise MismatchError(
             "the workers construct different layers, or the same ones in another order.",
-            tell(transport, team, f"constructs {says}"),
+            gather_lines(transport, team, f"constructs {says}"),
             "construct the same layers with the same arguments in the same order on all workers.",
         )
     if ballot.read(fails):
-        raise PartitionError(f"{says} cannot be constructed.", tell(transport, team, problem))
+        raise PartitionError(f"{says} cannot be constructed.", gather_lines(transport, team, problem))
     if ballot.read(same_state) is None:
         for generator, state in zip(generators, states, strict=True):
             transport.copy_from(state, team[0], team, what)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...comm.supervision.matching_calls import tell
+from ...comm.supervision.matching_calls import gather_lines
 from ...comm.transports.base import Team, Transport
 from ...errors import PartitionError
 from ..parameters.gradient_wire import current_wire
@@ -78,7 +78,7 @@ def _differences(transport: Transport, team: Team, mode: Hashable, module: torch
     differ = [name for name in names if len({each.get(name) for each in every}) > 1]
     told = [f"{name}: {own.get(name, 'absent')}" for name in differ[:SHOWN]]
     more = [f"and {len(differ) - SHOWN} more"] if len(differ) > SHOWN else []
-    return tell(transport, team, ", ".join(told + more) or str(mode))
+    return gather_lines(transport, team, ", ".join(told + more) or str(mode))
 
 
 def _settings(module: torch.nn.Module) -> dict[str, str]:

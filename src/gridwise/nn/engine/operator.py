@@ -102,8 +102,8 @@ _NOTHING = torch.empty(0, device="cpu")
 def prepare(ctx: Any, *saved: Tensor | None) -> None:
     """Prepare an autograd node to `meet` the other workers in backward; `saved` are the tensors that it needs there."""
     ctx.guarded = is_on()
-    if (breaks := capturing()) is not None:
-        breaks.node()
+    if (capture := capturing()) is not None:
+        capture.note_node()
     ctx.save_for_backward(*saved, _NOTHING)
 
 

@@ -21,7 +21,7 @@ from ...errors import PartitionError
 from ...grid import Layout, Needs, Shape, route, transposed_need
 from ...partition import Partition
 from ..docstrings import LayerFamily
-from ..engine.agreement import Ballot, tell
+from ..engine.agreement import Ballot, gather_lines
 from ..engine.arguments import problem_with_sizes
 from ..engine.carrier import Move
 from ..windows.output_size import agree_output_size, as_size, problem_with_output_size
@@ -105,7 +105,9 @@ class MaxUnpool(LayerFamily, WindowedLayer):
         found = ballot.any(problem is not None)
         ballot.count(transport, team, self._says)
         if ballot.read(found):
-            raise PartitionError(f"{self._says} got indices that it cannot take.", tell(transport, team, problem))
+            raise PartitionError(
+                f"{self._says} got indices that it cannot take.", gather_lines(transport, team, problem)
+            )
 
     def _shape_by_torch(self, shape: Shape, dtype: torch.dtype) -> Shape:
         """The output's shape, with `output_size` if given: less than a stride from what the windows reach."""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad
 
-from ...comm.supervision.matching_calls import roll_call
+from ...comm.supervision.matching_calls import check_same_call
 from ...comm.transports.base import Team, Transport
 from ...errors import PartitionError, UnsupportedError
 from ...partition import Partition, world
@@ -75,7 +75,7 @@ def _summed(counted: Sequence[Tensor], norm_type: float, transport: Transport, t
     """The norm of all gradients that the workers of the team count."""
     if not norm_type > 0:
         raise PartitionError(f"`norm_type` (={norm_type}) must be positive; infinity is the largest element.")
-    roll_call(transport, team, "clip_grad_norm_", "clip_grad_norm_")
+    check_same_call(transport, team, "clip_grad_norm_", "clip_grad_norm_")
     norms = torch.tensor(
         [float(torch.linalg.vector_norm(g, norm_type)) for g in counted if g.numel()], dtype=torch.float64, device="cpu"
     )

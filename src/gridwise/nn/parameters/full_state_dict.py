@@ -17,7 +17,7 @@ from torch import Tensor
 from ...errors import MismatchError, PartitionError
 from ...grid import Grid, Layout, Needs, route
 from ...partition import Partition, world, zero_volume_tensor
-from ..engine.agreement import tell
+from ..engine.agreement import gather_lines
 from ..engine.carrier import Move
 from .blocks import placement_of
 from .replicas import all_say
@@ -99,6 +99,8 @@ def _agree(P: Partition, held: dict[str, object], worker: int | None) -> None:
     if not all_say(P.transport, P.team, "full_state_dict", "; ".join(said)):
         raise MismatchError(
             "full_state_dict: the workers hold different models, or ask for another `worker`.",
-            tell(P.transport, P.team, f"worker={worker}, {len(held)} entries, {', '.join(list(held)[:3])}, ..."),
+            gather_lines(
+                P.transport, P.team, f"worker={worker}, {len(held)} entries, {', '.join(list(held)[:3])}, ..."
+            ),
             "call it on all workers, with the same model and the same `worker`.",
         )

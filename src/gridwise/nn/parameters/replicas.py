@@ -23,7 +23,7 @@ from ...deferred_init import is_deferred
 from ...errors import MismatchError, PartitionError
 from ...grid import Grid
 from ...partition import Partition, world
-from ..engine.agreement import NOTHING, Ballot, key_of, tell
+from ..engine.agreement import NOTHING, Ballot, gather_lines, key_of
 from .blocks import Spread
 
 FIX = "build models from one seed on all workers (torch.manual_seed), change parameters alike, load the same state."
@@ -72,7 +72,7 @@ def agree_replicas(transport: Transport, team: Team, what: str, replicas: Sequen
     wrong = np.flatnonzero((high != NOTHING) & (high != -low)).tolist()
     if wrong:
         mine = [f"{names[place]} has checksum {own[place]:016x}" for place in wrong if place in own]
-        told = tell(transport, team, "; ".join(mine) or None)
+        told = gather_lines(transport, team, "; ".join(mine) or None)
         differing = ", ".join(f"`{name}`" for name in dict.fromkeys(names[place] for place in wrong))
         raise PartitionError(f"{what}: workers hold different replicas of {differing}.", told, FIX)
 

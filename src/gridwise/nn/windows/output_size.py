@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from ...comm.transports.base import Team, Transport
 from ...errors import PartitionError
-from ..engine.agreement import Ballot, key_of, tell
+from ..engine.agreement import Ballot, gather_lines, key_of
 
 OutputSize = tuple[int, ...] | None
 
@@ -32,6 +32,6 @@ def agree_output_size(transport: Transport, team: Team, what: str, size: OutputS
     vote = ballot.equal(key_of(repr(size)))
     ballot.count(transport, team, what)
     if ballot.read(vote) is None:
-        reports = tell(transport, team, f"output_size={size}")
+        reports = gather_lines(transport, team, f"output_size={size}")
         fix = "ask for the size of the global output, on all workers alike."
         raise PartitionError(f"{what}: the workers ask for different `output_size`.", reports, fix)

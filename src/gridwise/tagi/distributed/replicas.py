@@ -23,7 +23,7 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from ...comm.messages.requests import Request
 from ...comm.transports.base import Team, Transport
 from ...errors import PartitionError
-from ...nn.engine.agreement import Ballot, agree_call, key_of, tell
+from ...nn.engine.agreement import Ballot, agree_call, gather_lines, key_of
 from ..inference.products import wide_type
 from ..nn.base_layer import BaseLayer, ParametricLayer, setting_names
 from ..nn.batch_norm import BatchNorm2d
@@ -184,7 +184,7 @@ def _check_same_network(net: Sequential, transport: Transport, team: Team, name:
     same = ballot.equal(digest)
     ballot.count(transport, team, name)
     if ballot.read(same) is None:
-        reports = tell(transport, team, net.get_layer_stack_info().strip().replace("\n", ", "))
+        reports = gather_lines(transport, team, net.get_layer_stack_info().strip().replace("\n", ", "))
         fix = "build the same layers, with the same settings, order and precision, on all workers."
         raise PartitionError(f"{name}: the workers have different networks.", reports, fix)
 

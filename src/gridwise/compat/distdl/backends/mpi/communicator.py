@@ -12,7 +12,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-from gridwise.comm.supervision.matching_calls import roll_call
+from gridwise.comm.supervision.matching_calls import check_same_call
 from gridwise.errors import UnsupportedError
 from gridwise.partition import Partition
 
@@ -41,7 +41,7 @@ class Communicator:
     def allgather(self, sendobj: object) -> list[Any]:
         """The objects of all workers, in the order of the partition."""
         of = self._partition
-        roll_call(of.transport, of.team, "allgather", "a communicator")
+        check_same_call(of.transport, of.team, "allgather", "a communicator")
         parts = dict(zip(of.team, of.transport.gather_bytes(pickle.dumps(sendobj), of.team, "allgather"), strict=True))
         return [pickle.loads(parts[rank]) for rank in of.ranks]
 

@@ -6,7 +6,7 @@ import warnings
 
 from ..comm.settings import RANKS, launched_number
 
-_said: set[str] = set()
+_given: set[str] = set()
 
 
 class CompatibilityNote(UserWarning):
@@ -15,8 +15,8 @@ class CompatibilityNote(UserWarning):
 
 def note(name: str, text: str) -> None:
     """Warn, once per process and only on the first worker, about what is different with `name`."""
-    if name not in _said and is_first_worker():
-        _said.add(name)
+    if name not in _given and is_first_worker():
+        _given.add(name)
         warnings.warn(f"{name}: {text}", CompatibilityNote, stacklevel=4)
 
 

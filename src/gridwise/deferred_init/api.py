@@ -66,7 +66,7 @@ def deferred_init(module_fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) 
     >>> materialize_module(model)
     """
     with _recording:
-        if RECORDER.ledger is not None:
+        if RECORDER.counter is not None:
             return module_fn(*args, **kwargs)
         try:
             with watched(RECORDER.begin()), parameters_of(RECORDER), FakeFactories(RECORDER):
@@ -311,7 +311,7 @@ def _deferred_places(module: nn.Module, buffers_only: bool) -> Iterator[tuple[An
         seen[id(place)] = place
         for key, item in list(place.items() if isinstance(place, dict) else enumerate(place)):
             if isinstance(item, Tensor):
-                if is_pending(item) or hasattr(item, "keeper"):
+                if is_pending(item) or hasattr(item, "dispatcher"):
                     yield place, key
             elif isinstance(item, list | dict):
                 waiting.append(item)

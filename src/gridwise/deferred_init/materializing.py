@@ -17,7 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from gridwise.deferred_init.blocks import make_block
-from gridwise.deferred_init.random.streams import ALONE
+from gridwise.deferred_init.random.streams import GENERATOR_LOCK
 from gridwise.deferred_init.recording.recorder import RECORDER
 from gridwise.deferred_init.recording.replaying import replay
 from gridwise.deferred_init.recording.tape import Cell, Value
@@ -29,7 +29,7 @@ from gridwise.grid import Box
 from gridwise.progress import ProgressBar
 
 _OWN = (
-    "keeper",
+    "dispatcher",
     "meta",
     "given_device",
     "value",
@@ -41,11 +41,11 @@ _OWN = (
 
 def is_pending(tensor: object) -> bool:
     """Whether `tensor` is a deferred tensor that is not real yet."""
-    return isinstance(tensor, FakeTensor | FakeUninitialized) and tensor.keeper is RECORDER
+    return isinstance(tensor, FakeTensor | FakeUninitialized) and tensor.dispatcher is RECORDER
 
 
 def check_ours(tensor: Tensor, name: str = "") -> None:
-    if isinstance(tensor, FakeTensor | FakeUninitialized) and tensor.keeper is not RECORDER:
+    if isinstance(tensor, FakeTensor | FakeUninitialized) and tensor.dispatcher is not RECORDER:
         raise DeferredInitError(
             f"{name or 'The tensor'} is a fake tensor that was not constructed in a deferred-init context: "
             "how to make it real was never recorded.",
@@ -55,7 +55,7 @@ def check_ours(tensor: Tensor, name: str = "") -> None:
 
 def make_real(tensors: Iterable[Tensor], bar: ProgressBar | None = None) -> None:
     """Make these deferred tensors real, all in one replay; `real_of` gives the result for each."""
-    with ALONE:
+    with GENERATOR_LOCK:
         _make_real(tensors, bar)
 
 
@@ -82,10 +82,10 @@ def _make_real(tensors: Iterable[Tensor], bar: ProgressBar | None) -> None:
                 made[fake.value] = real
         else:
             real = replay([fake.value], given=made)[0]
-        reals.append(_dressed(real, fake))
+        reals.append(_with_user_attributes(real, fake))
     for fake, _ in gradients:
         fake.grad = None  # torch refuses to swap a tensor that is in use
-    _adopt(fakes, reals)
+    _swap_in(fakes, reals)
     for fake, gradient in gradients:
         real_of(fake).grad = real_of(gradient)
 
@@ -102,7 +102,7 @@ def make_blocks(wanted: Sequence[tuple[FakeTensor, Box]], bar: ProgressBar) -> N
     for done, (fake, box) in enumerate(wanted, 1):
         block = block_for(fake, box)
         gradients = [block_for(gradient, box) for _, gradient in _gradient_of(fake)]
-        _adopt([fake], [_dressed(block, fake)])
+        _swap_in([fake], [_with_user_attributes(block, fake)])
         for gradient in gradients:
             real_of(fake).grad = gradient
         bar.report(done)
@@ -122,7 +122,7 @@ def put_in_place(fake: Tensor, real: Tensor) -> Tensor:
         return real_of(fake)  # real already: tied tensors come more than once
     if real.shape == fake.shape and real.stride() == fake.stride() and is_whole(fake.meta):
         fake.value.cell.made = StorageWeakRef(real.untyped_storage())
-    _adopt([fake], [_dressed(real, fake)])
+    _swap_in([fake], [_with_user_attributes(real, fake)])
     return real_of(fake)
 
 
@@ -174,7 +174,7 @@ def _as_parameter(real: Tensor, fake: FakeTensor) -> Tensor:
     return real.requires_grad_(fake.requires_grad and fake.grad_fn is None)
 
 
-def _dressed(real: Tensor, fake: FakeTensor) -> Tensor:
+def _with_user_attributes(real: Tensor, fake: FakeTensor) -> Tensor:
     """`real` with the attributes and hooks that the user set on the fake."""
     for name, attribute in fake.__dict__.items():
         if name not in _OWN:
@@ -186,7 +186,7 @@ def _dressed(real: Tensor, fake: FakeTensor) -> Tensor:
     return real
 
 
-def _adopt(fakes: list[FakeTensor], reals: list[Tensor]) -> None:
+def _swap_in(fakes: list[FakeTensor], reals: list[Tensor]) -> None:
     """Swap each fake for its real tensor. A view keeps its base in use, so failed swaps are retried."""
     pairs = list(zip(fakes, reals, strict=True))
     fakes.clear()

@@ -2,7 +2,7 @@
 
     explicit `device` argument  ->  device of the first tensor that is not a 0-dim CPU tensor  ->  cpu
 
-A `Keeper` creates fakes and handles every operator on them. The plain one only computes geometry; its subclass in
+A `FakeDispatcher` creates fakes and handles every operator on them. The plain one only computes geometry; its subclass in
 `gridwise.deferred_init` also records the operators, and runs them for real when data is needed.
 """
 
@@ -73,7 +73,7 @@ def operator(func: OpOverload) -> OperatorSchema:
     )
 
 
-class Keeper:
+class FakeDispatcher:
     """Creates fakes and handles every operator on them."""
 
     pretends_devices = True  # fakes may be on devices that this machine does not have
@@ -99,7 +99,7 @@ class Keeper:
 
     def fill(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         fake = args[0]
-        if not isinstance(fake, FakeTensor) or fake.keeper is not self or not fake.meta.is_floating_point():
+        if not isinstance(fake, FakeTensor) or fake.dispatcher is not self or not fake.meta.is_floating_point():
             return NotImplemented
         check_fill(func, args)
         self.filled(fake, func, args, kwargs)
@@ -192,7 +192,7 @@ class Keeper:
             self.refuse(op, "would give a real tensor a storage without data")
         if not isinstance(source, FakeTensor):
             start = torch.empty(0, dtype=fake.dtype, device=source.device)
-            source = self.lent(start.set_(source, *geometry))
+            source = self.fake_on_shared_storage(start.set_(source, *geometry))
         fake.take_geometry(source)
         return fake
 
@@ -216,7 +216,7 @@ class Keeper:
         """A fake of a literal such as `torch.tensor([1, 2])`."""
         return make_fake(self, without_data(real), real.device)
 
-    def lent(self, real: Tensor) -> FakeTensor:
+    def fake_on_shared_storage(self, real: Tensor) -> FakeTensor:
         """A fake of a real tensor whose storage other tensors may share."""
         return self.constant(real)
 
@@ -248,8 +248,8 @@ class Keeper:
         return ""
 
 
-PLAIN = Keeper()
-PLAIN_CUDA = Keeper(fake_cuda=True)
+PLAIN = FakeDispatcher()
+PLAIN_CUDA = FakeDispatcher(fake_cuda=True)
 
 
 def needs_data(func: OpOverload, op: OperatorSchema, args: Args) -> bool:

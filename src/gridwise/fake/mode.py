@@ -10,30 +10,30 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gridwise.fake.dispatch import PLAIN, PLAIN_CUDA, Keeper, operator
+from gridwise.fake.dispatch import PLAIN, PLAIN_CUDA, FakeDispatcher, operator
 from gridwise.fake.nested import Args, Kwargs, tensors_in
-from gridwise.fake.parameters import KeepersOfThread, parameters_of
+from gridwise.fake.parameters import DispatchersOfThread, parameters_of
 from gridwise.fake.tensor import FakeTensor
 
 aten = torch.ops.aten
 
 
-_active = KeepersOfThread()
+_active = DispatchersOfThread()
 """Keepers of the active fake modes, without those of `deferred_init`."""
 
 
 class FakeFactories(TorchDispatchMode):
-    """Sends factories, and operators with a fake argument, to a keeper; all other operators run for real."""
+    """Sends factories, and operators with a fake argument, to a dispatcher; all other operators run for real."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # otherwise torch wraps every call, which imports its compiler
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, dispatcher: FakeDispatcher) -> None:
         super().__init__()
-        self.keeper = keeper
-        self.shortcuts = keeper.shortcuts()
-        if keeper.pretends_devices and not _active.keepers and not torch.cuda.is_available():
+        self.dispatcher = dispatcher
+        self.shortcuts = dispatcher.shortcuts()
+        if dispatcher.pretends_devices and not _active.dispatchers and not torch.cuda.is_available():
             # Torch initialises CUDA while it parses `ones(device="cuda")`, unless a mode with this key is active.
             self._mode_key = torch._C._TorchDispatchModeKey.FAKE
 
@@ -47,15 +47,15 @@ class FakeFactories(TorchDispatchMode):
         has_tensors = False
         for tensor in tensors_in(args, kwargs):
             if isinstance(tensor, FakeTensor):
-                return tensor.keeper.run(func, args, kwargs)
+                return tensor.dispatcher.run(func, args, kwargs)
             has_tensors = True
         if func is aten.lift_fresh.default:
-            return self.keeper.constant(args[0])
+            return self.dispatcher.constant(args[0])
         if func is aten.empty_like.default and args[0].is_meta and kwargs.get("device") is not None:
             has_tensors = False  # `to_empty` is a factory: of a meta tensor only the geometry is used
         if has_tensors or not operator(func).has_device or str(kwargs.get("device")) == "meta":
-            return self.keeper.run_real(func, args, kwargs)
-        return self.keeper.run(func, args, kwargs)
+            return self.dispatcher.run_real(func, args, kwargs)
+        return self.dispatcher.run(func, args, kwargs)
 
 
 @contextmanager
@@ -81,20 +81,20 @@ def fake_mode(*, fake_cuda: bool = False) -> Iterator[None]:
     >>> a
     tensor(..., size=(10,), fake=True)
     """
-    keeper = _active.keepers[-1] if _active.keepers else PLAIN_CUDA if fake_cuda else PLAIN
-    factories = FakeFactories(keeper)
-    _active.keepers.append(keeper)
+    dispatcher = _active.dispatchers[-1] if _active.dispatchers else PLAIN_CUDA if fake_cuda else PLAIN
+    factories = FakeFactories(dispatcher)
+    _active.dispatchers.append(dispatcher)
     try:
-        with parameters_of(keeper), pretended_cuda(keeper), factories:
+        with parameters_of(dispatcher), pretended_cuda(dispatcher), factories:
             yield
     finally:
-        _active.keepers.pop()
+        _active.dispatchers.pop()
 
 
 @contextmanager
-def pretended_cuda(keeper: Keeper) -> Iterator[None]:
+def pretended_cuda(dispatcher: FakeDispatcher) -> Iterator[None]:
     """If CUDA is pretended: no device guards, and literals (`torch.tensor`) that start on the CPU."""
-    if not keeper.fake_cuda or torch.cuda.is_available():
+    if not dispatcher.fake_cuda or torch.cuda.is_available():
         yield
         return
     torch._C._ensureCUDADeviceGuardSet()

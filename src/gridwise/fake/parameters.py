@@ -19,7 +19,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from gridwise.fake.tensor import FakeTensor, UnguardedFake
 
 if TYPE_CHECKING:
-    from gridwise.fake.dispatch import Keeper
+    from gridwise.fake.dispatch import FakeDispatcher
 
 
 Device: TypeAlias = torch.device | str | int | None
@@ -29,7 +29,7 @@ class FakeUninitialized:
     """What the two classes below share; goes before `torch.nn.parameter.UninitializedTensorMixin`."""
 
     is_fake = True
-    keeper: Keeper
+    dispatcher: FakeDispatcher
     pretended: torch.device
 
     def materialize(self, shape: Sequence[int], device: Device = None, dtype: torch.dtype | None = None) -> None:
@@ -37,7 +37,7 @@ class FakeUninitialized:
         tensor: Any = self
         target = torch.device(device) if device is not None else self.pretended
         with torch.no_grad():
-            fake = self.keeper.run(
+            fake = self.dispatcher.run(
                 torch.ops.aten.empty.memory_format,
                 (list(shape),),
                 {"dtype": dtype or tensor.data.dtype, "device": target},
@@ -55,7 +55,7 @@ class FakeUninitialized:
         if id(self) not in memo:
             persistent = vars(self).get("persistent")
             memo[id(self)] = make_uninitialized(
-                self.keeper, type(self), tensor.requires_grad, self.pretended, tensor.data.dtype, persistent
+                self.dispatcher, type(self), tensor.requires_grad, self.pretended, tensor.data.dtype, persistent
             )
         return memo[id(self)]
 
@@ -69,42 +69,47 @@ class FakeUninitializedBuffer(FakeUninitialized, UninitializedBuffer):
 
 
 def make_uninitialized(
-    keeper: Keeper, cls: Any, requires_grad: bool, device: Device, dtype: torch.dtype | None, persistent: bool | None
+    dispatcher: FakeDispatcher,
+    cls: Any,
+    requires_grad: bool,
+    device: Device,
+    dtype: torch.dtype | None,
+    persistent: bool | None,
 ) -> Any:
     if device is None:
         device = torch.empty(0).given_device  # type: ignore[attr-defined]  # the mode's default device
     with torch.utils._python_dispatch._disable_current_modes():
         data = torch.empty(0, dtype=dtype, device="cpu")
         made = torch.Tensor._make_subclass(cls, data, requires_grad)
-    made.keeper = keeper
+    made.dispatcher = dispatcher
     made.pretended = torch.device(device)
     if persistent is not None:
         made.persistent, made._is_buffer = persistent, True
     return made
 
 
-class KeepersOfThread(threading.local):
-    """The keepers active in this thread, innermost last; other threads keep making ordinary parameters."""
+class DispatchersOfThread(threading.local):
+    """The dispatchers active in this thread, innermost last; other threads keep making ordinary parameters."""
 
     def __init__(self) -> None:
-        self.keepers: list[Keeper] = []
+        self.dispatchers: list[FakeDispatcher] = []
 
 
-_inside = KeepersOfThread()
+_inside = DispatchersOfThread()
 _lock = threading.Lock()
 _torchs: dict[Any, Any] = {}  # torch's constructors, while ours replace them
 _users = 0
 
 
 @contextmanager
-def parameters_of(keeper: Keeper) -> Iterator[None]:
+def parameters_of(dispatcher: FakeDispatcher) -> Iterator[None]:
     """In the body, and in this thread, torch's parameter classes make the fakes that this file describes."""
     _replace_constructors()
-    _inside.keepers.append(keeper)
+    _inside.dispatchers.append(dispatcher)
     try:
         yield
     finally:
-        _inside.keepers.pop()
+        _inside.dispatchers.pop()
         _put_back_constructors()
 
 
@@ -140,9 +145,9 @@ def _parameter(cls: type[nn.Parameter], data: Tensor | None = None, requires_gra
 def _lazy_parameter(
     cls: type[nn.Parameter], requires_grad: bool = True, device: Device = None, dtype: torch.dtype | None = None
 ) -> Any:
-    if not _inside.keepers:
+    if not _inside.dispatchers:
         return _torchs[UninitializedParameter](cls, requires_grad, device, dtype)
-    return make_uninitialized(_inside.keepers[-1], FakeUninitializedParameter, requires_grad, device, dtype, None)
+    return make_uninitialized(_inside.dispatchers[-1], FakeUninitializedParameter, requires_grad, device, dtype, None)
 
 
 def _lazy_buffer(
@@ -152,9 +157,11 @@ def _lazy_buffer(
     dtype: torch.dtype | None = None,
     persistent: bool = True,
 ) -> Any:
-    if not _inside.keepers:
+    if not _inside.dispatchers:
         return _torchs[UninitializedBuffer](cls, requires_grad, device, dtype, persistent)
-    return make_uninitialized(_inside.keepers[-1], FakeUninitializedBuffer, requires_grad, device, dtype, persistent)
+    return make_uninitialized(
+        _inside.dispatchers[-1], FakeUninitializedBuffer, requires_grad, device, dtype, persistent
+    )
 
 
 _OURS = {nn.Parameter: _parameter, UninitializedParameter: _lazy_parameter, UninitializedBuffer: _lazy_buffer}

@@ -2,7 +2,7 @@
 
 A fake is a torch wrapper subclass with the size, strides, dtype and device that it pretends to have, plus a *meta*
 tensor of the same geometry, on which the meta kernels run. Two fakes are views of one another when their meta tensors
-share a storage. Each fake belongs to a *keeper* (see dispatch.py), which handles every operator on it.
+share a storage. Each fake belongs to a *dispatcher* (see dispatch.py), which handles every operator on it.
 
 Torch's own FakeTensor is not used: it cannot be swapped (casts of modules, channels_last), made lazily (Lazy modules)
 or filled at random on a CUDA device that the machine does not have.
@@ -25,7 +25,7 @@ from gridwise.fake.geometry import geometry
 from gridwise.fake.nested import Args, Kwargs, tensors_in
 
 if TYPE_CHECKING:
-    from gridwise.fake.dispatch import Keeper
+    from gridwise.fake.dispatch import FakeDispatcher
 
 _native_data = torch.Tensor.data  # the C++ property
 
@@ -36,10 +36,10 @@ class FakeTensor(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # handled below autograd
 
     is_fake = True
-    keeper: Keeper
+    dispatcher: FakeDispatcher
     meta: Tensor
     given_device: torch.device  # as the user wrote it: `cuda` where `device` is `cuda:0`
-    value: Any  # the keeper's data about it: a `Value` of the tape, or None
+    value: Any  # the dispatcher's data about it: a `Value` of the tape, or None
     parameter_class: type[Tensor]  # the subclass of nn.Parameter that it stands for
     became: Tensor  # the real tensor that replaced it, if its own object could not become real
 
@@ -48,7 +48,7 @@ class FakeTensor(Tensor):
         cls, func: OpOverload, types: object, args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
         first = next(x for x in tensors_in(args, kwargs) if isinstance(x, FakeTensor))
-        return first.keeper.run(func, args, kwargs or {})
+        return first.dispatcher.run(func, args, kwargs or {})
 
     # -- printing
 
@@ -70,7 +70,7 @@ class FakeTensor(Tensor):
 
     def detach(self) -> Tensor:
         """Another fake of the same storage. Every `nn.Parameter(...)` calls this, so it skips the dispatcher."""
-        return make_fake(self.keeper, self.meta, self.given_device, self.value)
+        return make_fake(self.dispatcher, self.meta, self.given_device, self.value)
 
     @property
     def data(self) -> Tensor:
@@ -78,7 +78,7 @@ class FakeTensor(Tensor):
 
     @data.setter
     def data(self, other: Tensor) -> None:
-        if not isinstance(other, FakeTensor) or other.keeper is not self.keeper:
+        if not isinstance(other, FakeTensor) or other.dispatcher is not self.dispatcher:
             raise FakeTensorError(
                 f"`.data` of a fake tensor was set to a tensor of another kind ({type(other).__name__}).",
                 fix="set it to a fake made in the same mode, or make the real tensor first.",
@@ -92,13 +92,13 @@ class FakeTensor(Tensor):
         self.__class__ = type(other) if type(self) in (FakeTensor, UnguardedFake) else type(self)
 
     def tolist(self) -> Any:
-        return self.keeper.read(self, "tolist()").tolist()
+        return self.dispatcher.read(self, "tolist()").tolist()
 
     def numpy(self, *, force: bool = False) -> np.ndarray:
-        return _for_reading(self.keeper.read(self, "numpy()").numpy(force=force))
+        return _for_reading(self.dispatcher.read(self, "numpy()").numpy(force=force))
 
     def __array__(self, dtype: DTypeLike | None = None) -> np.ndarray:
-        array = _for_reading(self.keeper.read(self, "__array__()").numpy())
+        array = _for_reading(self.dispatcher.read(self, "__array__()").numpy())
         return array if dtype is None else array.astype(dtype, copy=False)
 
     def new(self, *args: Any, **kwargs: Any) -> Tensor:  # type: ignore[override]
@@ -146,7 +146,7 @@ class FakeTensor(Tensor):
             copy = self._copy_for(memo)
         copy.requires_grad_(self.requires_grad)
         for name, attribute in self.__dict__.items():
-            if name not in ("keeper", "meta", "given_device", "value"):
+            if name not in ("dispatcher", "meta", "given_device", "value"):
                 copy.__dict__[name] = attribute
         memo[id(self)] = copy
         return copy
@@ -157,9 +157,9 @@ class FakeTensor(Tensor):
         # Deep-copying a plain tensor copies its storage, once for all views of it that are copied together.
         storage = self.meta.untyped_storage()._cdata
         if storage not in memo:
-            memo[storage] = self.keeper.copy_storage(self)
+            memo[storage] = self.dispatcher.copy_storage(self)
         whole = memo[storage]
-        return self.keeper.restride(whole, geometry(self.meta))
+        return self.dispatcher.restride(whole, geometry(self.meta))
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise FakeTensorError(
@@ -244,7 +244,7 @@ _RECORDED_METHODS = frozenset(
 ) | {"__neg__", "__pos__", "__abs__"}
 
 
-def make_fake(keeper: Keeper, meta: Tensor, device: torch.device, value: Any = None) -> FakeTensor:
+def make_fake(dispatcher: FakeDispatcher, meta: Tensor, device: torch.device, value: Any = None) -> FakeTensor:
     """A fake with the geometry of `meta` that reports `device` as its device."""
     fake: FakeTensor = torch.Tensor._make_wrapper_subclass(
         UnguardedFake if device.type == "cuda" and not torch.backends.cuda.is_built() else FakeTensor,
@@ -254,7 +254,7 @@ def make_fake(keeper: Keeper, meta: Tensor, device: torch.device, value: Any = N
         dtype=meta.dtype,
         device=device if device.type == "cpu" else _with_index(device),
     )
-    fake.keeper = keeper
+    fake.dispatcher = dispatcher
     fake.meta = meta
     fake.given_device = device
     fake.value = value

@@ -20,9 +20,9 @@ def build() -> list[Tensor]:
 
 def use_if_free() -> None:
     """Ask for the generator's state, unless that would have to wait for another thread."""
-    if streams.ALONE.acquire(blocking=False):
+    if streams.GENERATOR_LOCK.acquire(blocking=False):
         torch.get_rng_state()
-        streams.ALONE.release()
+        streams.GENERATOR_LOCK.release()
 
 
 class Interrupted(int):
@@ -39,14 +39,14 @@ class Interrupted(int):
 
 
 def test_another_thread_waits_until_the_draws_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def taken(*args: Any) -> draws.Taken:
-        count = draws.taken(*args)
+    def draw_count(*args: Any) -> draws.DrawCount:
+        count = draws.draw_count(*args)
         assert count is not None
         return count._replace(draws=Interrupted(count.draws))
 
     torch.manual_seed(1)
     eager, end = build(), torch.get_rng_state()
-    monkeypatch.setattr(streams, "taken", taken)
+    monkeypatch.setattr(streams, "draw_count", draw_count)
     torch.manual_seed(1)
     deferred = deferred_init(build)
     assert torch.equal(torch.get_rng_state(), end)

@@ -30,7 +30,7 @@ _SINGLE = (torch.float32, torch.float16, torch.bfloat16)
 _HALF = (torch.float16, torch.bfloat16)
 
 
-class Taken(NamedTuple):
+class DrawCount(NamedTuple):
     """What an operator draws, and what it does to the generator's left-over normal sample."""
 
     draws: int  # of 32 bits
@@ -38,10 +38,10 @@ class Taken(NamedTuple):
     keeps_sample: bool  # an earlier left-over sample stays
 
 
-def taken(kind: Kind, n: int, dtype: torch.dtype, contiguous: bool, has_sample: bool) -> Taken | None:
+def draw_count(kind: Kind, n: int, dtype: torch.dtype, contiguous: bool, has_sample: bool) -> DrawCount | None:
     """The draws for `n` elements; None if unknown."""
     if kind == "permutation":
-        return Taken(max(n - 1, 0), None, True) if n <= LARGEST_PERMUTATION else None
+        return DrawCount(max(n - 1, 0), None, True) if n <= LARGEST_PERMUTATION else None
     if dtype in (torch.complex64, torch.complex128):
         if kind == "uniform":
             return None
@@ -50,14 +50,14 @@ def taken(kind: Kind, n: int, dtype: torch.dtype, contiguous: bool, has_sample: 
         return None
     width = 2 if dtype == torch.float64 else 1
     if kind == "uniform":
-        return Taken(width * n, None, True)
+        return DrawCount(width * n, None, True)
     if n >= LANES and contiguous:
         draws = tail_of(n, dtype) + LANES if n % LANES else n
-        return Taken(width * draws, None, True)
+        return DrawCount(width * draws, None, True)
     if n == 0:
-        return Taken(0, None, True)
+        return DrawCount(0, None, True)
     pairs, single = divmod(n - has_sample + 1, 2)
-    return Taken(4 * pairs, None if single else 4 * (pairs - 1), False) if pairs else Taken(0, None, False)
+    return DrawCount(4 * pairs, None if single else 4 * (pairs - 1), False) if pairs else DrawCount(0, None, False)
 
 
 def tail_of(n: int, dtype: torch.dtype) -> int:
@@ -104,7 +104,7 @@ def _count_holds(kind: Kind, n: int, dtype: torch.dtype, contiguous: bool) -> bo
             tensor.uniform_(generator=generator)
         else:
             tensor.normal_(generator=generator)
-        count = taken(kind, n, dtype, contiguous, has_sample)
+        count = draw_count(kind, n, dtype, contiguous, has_sample)
         if count is None:
             return False
         end = generator.get_state()

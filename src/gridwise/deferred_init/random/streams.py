@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from gridwise.deferred_init.random.draws import Kind, counts_are_known, taken
+from gridwise.deferred_init.random.draws import Kind, counts_are_known, draw_count
 from gridwise.deferred_init.random.generator import (
     advanced,
     generator_at,
@@ -30,7 +30,7 @@ from gridwise.deferred_init.random.generator import (
 from gridwise.errors import DeferredInitError
 
 DEFAULT: torch.Generator = torch._C.default_generator  # the real one, even while `torch.default_generator` is replaced
-ALONE = threading.RLock()  # held to read or move the default generator: several threads may materialise
+GENERATOR_LOCK = threading.RLock()  # held to read or move the default generator: several threads may materialise
 AT_START = -1  # a `sample_at`: the left-over normal sample is that of the stream's first state
 
 
@@ -99,11 +99,11 @@ class DrawCounter:
         self.draws = 0
         self.sample_at = self.stream.first_sample()
 
-    def take(self, kind: Kind, n: int, dtype: torch.dtype, contiguous: bool) -> Mark | None:
+    def count(self, kind: Kind, n: int, dtype: torch.dtype, contiguous: bool) -> Mark | None:
         """Count the draws of an operator; if their number is unknown, settle the generator and return None."""
-        with ALONE:
-            self.meet_others()
-            count = taken(kind, n, dtype, contiguous, self.sample_at is not None) if counts_are_known() else None
+        with GENERATOR_LOCK:
+            self.resync()
+            count = draw_count(kind, n, dtype, contiguous, self.sample_at is not None) if counts_are_known() else None
             if count is None:
                 self.settle()
                 return None
@@ -115,7 +115,7 @@ class DrawCounter:
             self.draws += count.draws
             return mark
 
-    def meet_others(self) -> None:
+    def resync(self) -> None:
         """Continue from the state that others gave the generator; raise if they may have drawn what is counted here."""
         state = self.generator.get_state()
         if torch.equal(state, self.stream.start):
@@ -132,8 +132,8 @@ class DrawCounter:
 
     def settle(self) -> None:
         """Advance the generator to where drawing would have left it."""
-        with ALONE, _disable_current_modes():  # a constructor may call this, while recording
-            self.meet_others()
+        with GENERATOR_LOCK, _disable_current_modes():  # a constructor may call this, while recording
+            self.resync()
             if self.draws or self.sample_at != self.stream.first_sample():
                 state = self.stream.state_at(self.draws, self.sample_at)
                 self.generator.set_state(state)
@@ -143,7 +143,7 @@ class DrawCounter:
 class WatchedGenerator(torch.Generator):
     """Replaces `torch.default_generator` while recording: the real generator, settled before every use."""
 
-    ledger: DrawCounter
+    counter: DrawCounter
 
     def get_state(self) -> Tensor:
         with self._settled() as generator:
@@ -171,8 +171,8 @@ class WatchedGenerator(torch.Generator):
     @contextmanager
     def _settled(self) -> Iterator[torch.Generator]:
         """The real generator; in the body, no other thread counts draws."""
-        with ALONE:
-            self.ledger.settle()
+        with GENERATOR_LOCK:
+            self.counter.settle()
             yield DEFAULT
 
 
@@ -180,9 +180,9 @@ WATCHER = WatchedGenerator()
 
 
 @contextmanager
-def watched(ledger: DrawCounter) -> Iterator[None]:
+def watched(counter: DrawCounter) -> Iterator[None]:
     """In the body, Python code finds `WATCHER` in place of the default generator."""
-    WATCHER.ledger = ledger
+    WATCHER.counter = counter
     torch.random.default_generator = torch.default_generator = WATCHER  # type: ignore[attr-defined]
     try:
         yield

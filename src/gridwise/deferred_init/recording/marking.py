@@ -1,6 +1,6 @@
 """Marks of random operators: where in its generator's stream each one starts; the generator is moved past it.
 
-If the number of draws is known (`random/draws.py`), the ledger only adds it up. Every other operator, and every one on
+If the number of draws is known (`random/draws.py`), the counter only adds it up. Every other operator, and every one on
 CUDA, takes the slow way that is always right: it runs once, only to advance its generator, and its result is discarded.
 """
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gridwise.deferred_init.random.draws import Kind
-from gridwise.deferred_init.random.streams import ALONE, DEFAULT, DrawCounter, Mark, Stream, generator_for
+from gridwise.deferred_init.random.streams import DEFAULT, GENERATOR_LOCK, DrawCounter, Mark, Stream, generator_for
 from gridwise.deferred_init.recording.replaying import replay, replaying, run_at
 from gridwise.deferred_init.recording.tape import TapeNode
 from gridwise.fake.nested import Args, Kwargs, mapped, tensors_in
@@ -52,19 +52,19 @@ OVERWRITES = {
 
 
 def mark_for(
-    node: TapeNode, args: Args, kwargs: Kwargs, drawn: Tensor, device: torch.device, ledger: DrawCounter | None
+    node: TapeNode, args: Args, kwargs: Kwargs, drawn: Tensor, device: torch.device, counter: DrawCounter | None
 ) -> Mark:
     """The mark of a random operator that creates or fills the meta tensor `drawn`."""
     source = generator_for(kwargs.get("generator"), device)
     kind = FILLS.get(node.func) or FACTORIES.get(node.func)
-    lazily = ledger if source is DEFAULT else None
-    with ALONE:
+    lazily = counter if source is DEFAULT else None
+    with GENERATOR_LOCK:
         if kind is not None and source.device.type == "cpu":
-            counter = lazily or DrawCounter(source)
-            mark = counter.take(kind, drawn.numel(), drawn.dtype, drawn.is_contiguous())
+            counting = lazily or DrawCounter(source)
+            mark = counting.count(kind, drawn.numel(), drawn.dtype, drawn.is_contiguous())
             if mark is not None:
                 if lazily is None:
-                    counter.settle()
+                    counting.settle()
                 return mark
         if lazily is not None:
             lazily.settle()

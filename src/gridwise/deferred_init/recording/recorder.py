@@ -1,4 +1,4 @@
-"""Recording: the keeper whose fakes record the operators applied to them.
+"""Recording: the dispatcher whose fakes record the operators applied to them.
 
 Every operator on these fakes arrives, below autograd, in `Recorder.run`, during `deferred_init` and afterwards: a cast
 of the finished model is recorded like its construction. The operator runs on meta tensors, and a node with its
@@ -23,7 +23,7 @@ from gridwise.deferred_init.recording.tape import Cell, External, TapeNode, Valu
 from gridwise.errors import DeferredInitError
 from gridwise.fake.dispatch import (
     SETS,
-    Keeper,
+    FakeDispatcher,
     OperatorSchema,
     needs_data,
     operator,
@@ -37,25 +37,25 @@ from gridwise.fake.tensor import FakeTensor, make_fake
 aten = torch.ops.aten
 
 
-class Recorder(Keeper):
+class Recorder(FakeDispatcher):
     """Creates the fakes of `deferred_init` and records the operators on them."""
 
     pretends_devices = False
 
     def __init__(self) -> None:
         super().__init__()
-        self.ledger: DrawCounter | None = None  # set while `deferred_init` runs
-        self._bucketed: dict[int, FakeTensor] = {}  # fakes of real storages, by address, while it runs
+        self.counter: DrawCounter | None = None  # set while `deferred_init` runs
+        self._fakes_by_storage: dict[int, FakeTensor] = {}  # fakes of real storages, by address, while it runs
 
     def begin(self) -> DrawCounter:
-        self.ledger = DrawCounter()
-        return self.ledger
+        self.counter = DrawCounter()
+        return self.counter
 
     def end(self) -> None:
-        ledger, self.ledger = self.ledger, None
-        self._bucketed.clear()
-        if ledger is not None:
-            ledger.settle()
+        counter, self.counter = self.counter, None
+        self._fakes_by_storage.clear()
+        if counter is not None:
+            counter.settle()
 
     def new(self, meta: Tensor, device: torch.device, func: OpOverload, args: Args, kwargs: Kwargs) -> FakeTensor:
         return self.new_cell(func, args, meta, device, {"dtype": meta.dtype, "device": device})
@@ -65,7 +65,7 @@ class Recorder(Keeper):
         self.check_unmade(value.cell, func)
         node = TapeNode(func, (value, *args[1:]), {})
         if func in FILLS:
-            node.mark = mark_for(node, args, kwargs, fake.meta, fake.device, self.ledger)
+            node.mark = mark_for(node, args, kwargs, fake.meta, fake.device, self.counter)
         node.overwrites = not value.cell.resized and (value.is_whole or _fills_storage(fake.meta))
         value.cell.writes.append(node)
 
@@ -75,7 +75,7 @@ class Recorder(Keeper):
             return self.set_storage(op, *args)
         if needs_data(func, op, args):
             return self.run_for_real(func, op, args, kwargs)
-        self.check_company(op, args, kwargs)
+        self.check_arguments(op, args, kwargs)
         device = self.device_of(op, args, kwargs)
         sizes = _storage_sizes(op, args, kwargs) if op.reshapes or "out" in kwargs else []
         try:
@@ -92,7 +92,7 @@ class Recorder(Keeper):
             if "generator" in node_kwargs:
                 node.kwargs = {**node_kwargs, "generator": None}  # a replay starts a generator at the mark
             drawn = args[0].meta if func in FILLS else result
-            node.mark = mark_for(node, args, kwargs, drawn, device, self.ledger)
+            node.mark = mark_for(node, args, kwargs, drawn, device, self.counter)
         for fake, nbytes in sizes:
             if fake.meta.untyped_storage().nbytes() != nbytes:
                 fake.value.cell.resized = True
@@ -103,8 +103,8 @@ class Recorder(Keeper):
         return self.remember(result, device, args, kwargs, node)
 
     def run_real(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-        if operator(func).random and self.ledger is not None:
-            self.ledger.settle()
+        if operator(func).random and self.counter is not None:
+            self.counter.settle()
             if kwargs.get("generator") is not None:
                 kwargs = {**kwargs, "generator": generator_for(kwargs["generator"], torch.device("cpu"))}
         return func(*args, **kwargs)
@@ -149,7 +149,7 @@ class Recorder(Keeper):
     # -- data
 
     def run_for_real(self, func: OpOverload, op: OperatorSchema, args: Args, kwargs: Kwargs) -> Any:
-        self.check_company(op, args, kwargs)
+        self.check_arguments(op, args, kwargs)
         reals = iter(replay([t.value for t in tensors_in(args, kwargs) if isinstance(t, FakeTensor)]))
         real_args, real_kwargs = mapped(lambda x: next(reals) if isinstance(x, FakeTensor) else x, (args, kwargs))
         with torch.no_grad():
@@ -159,13 +159,13 @@ class Recorder(Keeper):
     def constant(self, real: Tensor) -> FakeTensor:
         return self.new_cell(literal, (External.of(real),), without_data(real), real.device)
 
-    def lent(self, real: Tensor) -> FakeTensor:
-        known = self._bucketed.get(real.untyped_storage()._cdata)
+    def fake_on_shared_storage(self, real: Tensor) -> FakeTensor:
+        known = self._fakes_by_storage.get(real.untyped_storage()._cdata)
         if known is None:
             kept = External(real, real._version, None)
             known = self.new_cell(literal, (kept,), without_data(real), real.device)
-            if self.ledger is not None:
-                self._bucketed[real.untyped_storage()._cdata] = known
+            if self.counter is not None:
+                self._fakes_by_storage[real.untyped_storage()._cdata] = known
         return known if geometry(known.meta) == geometry(real) else self.restride(known, geometry(real))
 
     def read(self, fake: FakeTensor, asked: str) -> Tensor:
@@ -202,17 +202,17 @@ class Recorder(Keeper):
                 fix="materialise this view of it too, then write.",
             )
 
-    def check_company(self, op: OperatorSchema, args: Args, kwargs: Kwargs) -> None:
-        """Raise for what cannot be replayed: fakes of other keepers, and real tensors once construction is over."""
+    def check_arguments(self, op: OperatorSchema, args: Args, kwargs: Kwargs) -> None:
+        """Raise for what cannot be replayed: fakes of other dispatchers, and real tensors once construction is over."""
         for tensor in tensors_in(args, kwargs):
             if isinstance(tensor, FakeTensor):
-                if tensor.keeper is not self:
+                if tensor.dispatcher is not self:
                     raise DeferredInitError(
                         f"{op.name}{self.place()} got a fake tensor of size {tuple(tensor.shape)} that was not "
                         f"constructed in a deferred-init context.",
                         fix="make it inside the function that deferred_init runs.",
                     )
-            elif self.ledger is None and tensor.dim() > 0:  # 0-dim is allowed: `weight[0] = 1` fills with such a tensor
+            elif self.counter is None and tensor.dim() > 0:  # `weight[0] = 1` fills with a 0-dim tensor
                 raise DeferredInitError(
                     f"{op.name}{self.place()} got a deferred tensor together with a real one of size "
                     f"{tuple(tensor.shape)}: a deferred tensor has no data yet.",

@@ -22,7 +22,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
 from gridwise.deferred_init.random.generator import generator_at
-from gridwise.deferred_init.random.streams import ALONE, DEFAULT, Mark
+from gridwise.deferred_init.random.streams import DEFAULT, GENERATOR_LOCK, Mark
 from gridwise.deferred_init.recording.tape import Cell, External, TapeNode, Value
 from gridwise.fake.geometry import geometry, on_storage
 from gridwise.fake.nested import Args, Kwargs, leaves, mapped
@@ -68,7 +68,7 @@ def nodes_for(values: Sequence[Value], given: Collection[Value] = (), before: fl
 def replaying() -> Iterator[None]:
     """In the body: one thread at a time, no dispatch modes, no autocast."""
     with (
-        ALONE,
+        GENERATOR_LOCK,
         _disable_current_modes(),
         torch.autocast("cpu", enabled=False),
         torch.autocast("cuda", enabled=False),

@@ -41,13 +41,13 @@ class DistributedBatchNorm(RootParameters, GridwiseBatchNorm):
         affine: bool = True,
         track_running_stats: bool = True,
     ) -> None:
-        of = plain(P_x)
+        P = plain(P_x)
         if momentum is None:
             raise PartitionError("`momentum` (=None) must be a number.")
         with own_generators(self):
-            super().__init__(of, num_features, eps, momentum, affine, track_running_stats)
+            super().__init__(P, num_features, eps, momentum, affine, track_running_stats)
         self._buffers["num_batches_tracked"] = None
-        self._kept = (1, -1, *(1,) * (of.dim - 2))
+        self._kept = (1, -1, *(1,) * (P.dim - 2))
         self._hide()
         for name, shown in self.NAMES.items():
             if (value := self._parameters.pop(name, None)) is not None:

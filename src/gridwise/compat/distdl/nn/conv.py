@@ -41,17 +41,17 @@ class OnFeatures(RootParameters, Conv):
         buffer_manager: object = None,
     ) -> None:
         check_manager(buffer_manager)
-        of = plain(P_x)
-        if of.dim > 1 and of.grid.shape[1] != 1:
+        P = plain(P_x)
+        if P.dim > 1 and P.grid.shape[1] != 1:
             raise PartitionError(
-                f"{type(self).__name__}: `P_x` (={of.grid.shape}) must not cut the channels.\n"
+                f"{type(self).__name__}: `P_x` (={P.grid.shape}) must not cut the channels.\n"
                 "  fix: gridwise.nn.DistributedConv takes such a partition."
             )
         sizes = in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode
         with own_generators(self):
-            super().__init__(of, *sizes)
+            super().__init__(P, *sizes)
         self._hide()
-        self.serial = of.size == 1
+        self.serial = P.size == 1
 
 
 class OnChannels(RootParameters, Conv):
@@ -85,8 +85,8 @@ class OnChannels(RootParameters, Conv):
         with own_generators(self):
             super().__init__(x, *sizes, P_y=y, P_w=w)
         self._hide()
-        held: dict[str, Any] = {**self._parameters}
-        self.stores_weight, self.stores_bias = (held.get(name) is not None for name in ("weight", "bias"))
+        parameters: dict[str, Any] = {**self._parameters}
+        self.stores_weight, self.stores_bias = (parameters.get(name) is not None for name in ("weight", "bias"))
         self.stores_bias = self.stores_bias and self._owns("bias")
 
     @property

@@ -25,7 +25,7 @@ from gridwise.partition import Partition
 
 from ..backends.mpi.buffer import check_manager
 from ..backends.mpi.communicator import Communicator
-from ..backends.mpi.partition import around, plain
+from ..backends.mpi.partition import is_periodic, plain
 
 Halo = tuple[tuple[int, int], ...]
 
@@ -64,7 +64,7 @@ class HaloExchange(Primitive):
     ) -> None:
         super().__init__()
         check_manager(buffer_manager)
-        self._around = around(P_x)
+        self._periodic = is_periodic(P_x)
         self.P_x = plain(P_x)
         self.halo_shape: Halo = ()
         self._halo_problem: str | None = None  # raised at the first call, on all workers
@@ -98,7 +98,7 @@ class HaloExchange(Primitive):
         layout, agreed = agree_layout(transport, self._team, self._says, grid, self._inner(input[0]))
         halos = Communicator(self.P_x).allgather(self.halo_shape)
         intervals = tuple(self._needs_along(d, layout, halos) for d in range(grid.dim))
-        plan = route(layout, Needs(grid, intervals, self._around), transport.rank)
+        plan = route(layout, Needs(grid, intervals, self._periodic), transport.rank)
         self._region = []
         for d, (place, (before, _)) in enumerate(zip(grid.index_of(transport.rank), self.halo_shape, strict=True)):
             start, stop = intervals[d][place]
@@ -124,14 +124,14 @@ class HaloExchange(Primitive):
         needs, extent = [], layout.global_shape[d]
         for place, (start, stop) in enumerate(pairwise(layout.cuts[d])):
             grid = layout.grid
-            said = {halos[i][d] for i, rank in enumerate(grid.ranks) if grid.index_of(rank)[d] == place}
-            if len(said) > 1:
+            widths = {halos[i][d] for i, rank in enumerate(grid.ranks) if grid.index_of(rank)[d] == place}
+            if len(widths) > 1:
                 raise PartitionError(
-                    f"{self._says}: workers with index {place} along axis {d} have different halos there: {sorted(said)}."
+                    f"{self._says}: workers with index {place} along axis {d} have different halos there: {sorted(widths)}."
                 )
-            before, after = said.pop()
+            before, after = widths.pop()
             wide = start - before, stop + after
-            needs.append(wide if self._around[d] else (max(0, wide[0]), min(extent, wide[1])))
+            needs.append(wide if self._periodic[d] else (max(0, wide[0]), min(extent, wide[1])))
         return tuple(needs)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -100,8 +100,8 @@ class RootParameters(Layer):
             value = self._parameters.get(name) if self._owns(name) else self.__dict__["_replica_of"][name]
             if value is None:
                 continue
-            said = self._said(name, value, key_of(f"{what} {self._ticket.key}"))
-            votes = np.array([*said, *(-n for n in said[:1])], dtype=np.int64)
+            vote = self._vote(name, value, key_of(f"{what} {self._ticket.key}"))
+            votes = np.array([*vote, -vote[0]], dtype=np.int64)
             transport.all_max(votes, team, what)
             if votes[0] != -votes[4]:
                 raise MismatchError(f"{what}: the workers call different layers, or the same ones in another order.")
@@ -110,7 +110,7 @@ class RootParameters(Layer):
                 self._send(name, value, team)
                 self.__dict__["_sent"][name] = int(votes[1])
 
-    def _said(self, name: str, value: Tensor, key: int) -> tuple[int, int, int, int]:
+    def _vote(self, name: str, value: Tensor, key: int) -> tuple[int, int, int, int]:
         """This worker's vote: which parameter, the owner's checksum, whether it lacks the values, requires_grad."""
         if not self._owns(name):
             value.grad = None  # only the owner needs the sum

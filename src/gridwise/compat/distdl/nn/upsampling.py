@@ -32,7 +32,7 @@ class DistributedUpsample(GridwiseUpsample):
             raise PartitionError(
                 f"DistributedUpsample needs exactly one of `size` (={size}) and `scale_factor` (={scale_factor})."
             )
-        of = plain(P_x)
+        P = plain(P_x)
         if mode is None:
             mode = "linear"
             note(
@@ -41,8 +41,8 @@ class DistributedUpsample(GridwiseUpsample):
             )
         if mode not in ("nearest", "linear"):
             raise UnsupportedError(f"`mode` (={mode!r}) must be 'nearest' or 'linear'; gridwise.nn has 'bicubic'.")
-        if size is not None and len(size) != of.dim:
-            raise PartitionError(f"`size` (={tuple(size)}) is that of all {of.dim} dims, batch and channels included.")
+        if size is not None and len(size) != P.dim:
+            raise PartitionError(f"`size` (={tuple(size)}) is that of all {P.dim} dims, batch and channels included.")
         space = None if size is None else tuple(int(n) for n in size)[2:]
-        kind, corners = (mode, None) if mode == "nearest" else (LINEAR.get(of.dim, mode), align_corners)
-        super().__init__(of, space, scale_factor, kind, corners)
+        kind, corners = (mode, None) if mode == "nearest" else (LINEAR.get(P.dim, mode), align_corners)
+        super().__init__(P, space, scale_factor, kind, corners)

@@ -8,7 +8,7 @@ from typing import Any
 def print_sequential(comm: Any, val: object) -> None:
     """Print the values of all workers, in order, on the first worker of a communicator or partition."""
     comm = getattr(comm, "_comm", comm)
-    said = comm.allgather(str(val))
+    texts = comm.allgather(str(val))
     if comm.Get_rank() == 0:
-        for rank, text in enumerate(said):
+        for rank, text in enumerate(texts):
             print(f"{rank}: {text}", flush=True)

@@ -20,14 +20,14 @@ from gridwise.tagi.nn.data_struct import as_tensor
 INNOVATIONS = {"delta_mu_w": ("w", 1), "delta_var_w": ("w", 2), "delta_mu_b": ("b", 1), "delta_var_b": ("b", 2)}
 
 
-def behind(value: object) -> Any:
+def unwrapped(value: object) -> Any:
     """The Gridwise layer wrapped by one of pytagi's; any other value unchanged."""
     return value._layer if isinstance(value, BaseLayer) else value
 
 
-def in_front_of(layer: object) -> Any:
+def wrapped(layer: object) -> Any:
     """A pytagi layer that wraps this Gridwise layer."""
-    kind = next(_front[cls] for cls in type(layer).__mro__ if cls in _front)
+    kind = next(_wrapper_of[cls] for cls in type(layer).__mro__ if cls in _wrapper_of)
     made = kind.__new__(kind)
     made.__dict__["_layer"] = layer
     return made
@@ -35,14 +35,14 @@ def in_front_of(layer: object) -> Any:
 
 def _parameter(name: str) -> property:
     def read(self: BaseLayer) -> list[float]:
-        held = self._held(name)
-        return [] if held is None else held.detach().reshape(-1).tolist()
+        tensor = self._tensor(name)
+        return [] if tensor is None else tensor.detach().reshape(-1).tolist()
 
     def write(self: BaseLayer, value: object) -> None:
-        held = self._held(name)
-        if held is None:
+        tensor = self._tensor(name)
+        if tensor is None:
             raise PartitionError(f"{self._layer.get_layer_info()}: there is no `{name}` to set.")
-        held.data.copy_(self._fitting(name, value, held))
+        tensor.data.copy_(self._fitting(name, value, tensor))
 
     return property(read, write, doc=f"`{name}`, a flat list.")
 
@@ -51,13 +51,13 @@ def _innovation(name: str) -> property:
     kind, power = INNOVATIONS[name]
 
     def read(self: BaseLayer) -> list[float]:
-        var = self._held(f"var_{kind}")
+        var = self._tensor(f"var_{kind}")
         found = None if var is None else getattr(self._layer, name)
         return [] if var is None else (torch.zeros_like(var) if found is None else found).reshape(-1).tolist()
 
     def write(self: BaseLayer, value: object) -> None:
         """Set the sums that the next step multiplies by the variance, or its square, to get this innovation."""
-        var = self._held(f"var_{kind}")
+        var = self._tensor(f"var_{kind}")
         if var is None:
             raise PartitionError(
                 f"{self._layer.get_layer_info()}: there are no parameters whose `{name}` could be set."
@@ -86,7 +86,7 @@ def _count(name: str) -> property:
 class BaseLayer:
     """A layer with pytagi's attributes that wraps a Gridwise layer made from the same arguments."""
 
-    _own: ClassVar[Any] = GridwiseLayer
+    _wraps: ClassVar[Any] = GridwiseLayer
     _layer: Any
 
     mu_w, var_w, mu_b, var_b = map(_parameter, ("mu_w", "var_w", "mu_b", "var_b"))
@@ -95,15 +95,17 @@ class BaseLayer:
     bias = property(lambda self: bool(getattr(self._layer, "bias", False)), lambda self, value: self._set_bias(value))
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.__dict__["_layer"] = self._own(*map(behind, args), **{name: behind(v) for name, v in kwargs.items()})
+        self.__dict__["_layer"] = self._wraps(
+            *map(unwrapped, args), **{name: unwrapped(v) for name, v in kwargs.items()}
+        )
 
     def __init_subclass__(cls) -> None:
-        if "_own" not in cls.__dict__:  # a user's class
+        if "_wraps" not in cls.__dict__:  # a user's class
             return
-        _front[cls._own] = cls
+        _wrapper_of[cls._wraps] = cls
         if "__init__" not in cls.__dict__:
-            cls.__signature__ = inspect.signature(cls._own)  # type: ignore[attr-defined]
-            cls.__doc__ = cls._own.__doc__
+            cls.__signature__ = inspect.signature(cls._wraps)  # type: ignore[attr-defined]
+            cls.__doc__ = cls._wraps.__doc__
 
     def __getattr__(self, name: str) -> Any:
         if name == "_layer" or name.startswith("__"):  # not set yet, as while copying
@@ -114,7 +116,7 @@ class BaseLayer:
         if hasattr(type(self), name):
             super().__setattr__(name, value)
         else:
-            setattr(self._layer, name, behind(value))
+            setattr(self._layer, name, unwrapped(value))
 
     def __repr__(self) -> str:
         return repr(self._layer)
@@ -127,16 +129,16 @@ class BaseLayer:
                 "  fix: construct a layer of the other kind."
             )
 
-    def _held(self, name: str) -> Any:
+    def _tensor(self, name: str) -> Any:
         return getattr(self._layer, name) if isinstance(self._layer, ParametricLayer) else None
 
-    def _fitting(self, name: str, value: object, held: Tensor) -> Tensor:
-        given = as_tensor(value, held)
-        if given.numel() != held.numel():
+    def _fitting(self, name: str, value: object, tensor: Tensor) -> Tensor:
+        given = as_tensor(value, tensor)
+        if given.numel() != tensor.numel():
             raise PartitionError(
-                f"{self._layer.get_layer_info()}: {given.numel()} values came in for `{name}`, which has {held.numel()}."
+                f"{self._layer.get_layer_info()}: {given.numel()} values came in for `{name}`, which has {tensor.numel()}."
             )
-        return given.reshape(held.shape)
+        return given.reshape(tensor.shape)
 
 
-_front: dict[type, type[BaseLayer]] = {GridwiseLayer: BaseLayer}
+_wrapper_of: dict[type, type[BaseLayer]] = {GridwiseLayer: BaseLayer}

@@ -21,7 +21,7 @@ class DDPSequential:
 
     def __init__(self, model: Sequential, config: DDPConfig, average: bool = True) -> None:
         self.model, self.config, self.average = model, config, average
-        self._ddp = own.DDPSequential(model._layer, _that_is_here(config), average)
+        self._ddp = own.DDPSequential(model._layer, _available_config(config), average)
 
     def forward(self, mu_x: object, var_x: object = None) -> Any:
         """Flat means and variances of this worker's outputs."""
@@ -42,7 +42,7 @@ class DDPSequential:
         return getattr(self._ddp, name)
 
 
-def _that_is_here(config: DDPConfig) -> DDPConfig:
+def _available_config(config: DDPConfig) -> DDPConfig:
     """`config`, with the workers' own transport if it asks for NCCL and there is no GPU."""
     if config.backend != "nccl" or torch.cuda.is_available():
         return config

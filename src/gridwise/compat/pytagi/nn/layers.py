@@ -7,25 +7,25 @@ from typing import Any
 from gridwise.errors import UnsupportedError
 from gridwise.tagi import nn as own
 
-from .base_layer import BaseLayer, in_front_of
+from .base_layer import BaseLayer, wrapped
 
-AS_THEY_ARE = (
+SAME_ARGUMENTS = (
     "AvgPool2d", "BatchNorm2d", "ClosedFormSoftmax", "Conv2d", "ConvTranspose2d", "Embedding", "EvenExp", "Exp", "LSTM",
     "LayerNorm", "LeakyReLU", "Linear", "MaxPool2d", "MixtureReLU", "MixtureSigmoid", "MixtureTanh", "RMSNorm", "ReLU",
     "Remax", "SLSTM", "SLinear", "Sigmoid", "Softmax", "Softplus", "SplitActivation", "Tanh",
 )  # fmt: skip
 """Layers with the same arguments as Gridwise's."""
 
-__all__ = [*AS_THEY_ARE, "AGVI", "LayerBlock", "MultiheadAttention", "MultiheadAttentionV2", "ResNetBlock"]
+__all__ = [*SAME_ARGUMENTS, "AGVI", "LayerBlock", "MultiheadAttention", "MultiheadAttentionV2", "ResNetBlock"]
 
-for _name in AS_THEY_ARE:
-    globals()[_name] = type(_name, (BaseLayer,), {"_own": getattr(own, _name), "__module__": __name__})
+for _name in SAME_ARGUMENTS:
+    globals()[_name] = type(_name, (BaseLayer,), {"_wraps": getattr(own, _name), "__module__": __name__})
 
 
 class AGVI(BaseLayer):
     """`AGVI(activation_layer, overfit_mu, agvi)`, and the later `AGVI(odd_layer, even_layer, overfit_mu, agvi)`."""
 
-    _own = own.AGVI
+    _wraps = own.AGVI
 
     def __init__(self, activation_layer: object = None, *rest: Any, **options: Any) -> None:
         odd = options.pop("odd_layer", activation_layer)
@@ -33,26 +33,26 @@ class AGVI(BaseLayer):
 
 
 class LayerBlock(BaseLayer):
-    _own = own.LayerBlock
+    _wraps = own.LayerBlock
 
     @property
     def layers(self) -> list[BaseLayer]:
         """The layers, in forward order."""
-        return [in_front_of(layer) for layer in self._layer.layers]
+        return [wrapped(layer) for layer in self._layer.layers]
 
 
 class ResNetBlock(BaseLayer):
-    _own = own.ResNetBlock
+    _wraps = own.ResNetBlock
 
     @property
     def main_block(self) -> BaseLayer:
         """The first branch."""
-        return in_front_of(self._layer.main_block)
+        return wrapped(self._layer.main_block)
 
     @property
     def shortcut(self) -> BaseLayer | None:
         """The second branch; None if it is the identity."""
-        return None if self._layer.shortcut is None else in_front_of(self._layer.shortcut)
+        return None if self._layer.shortcut is None else wrapped(self._layer.shortcut)
 
     def init_shortcut_state(self) -> None:
         """Do nothing: no buffers need to exist before the first call."""
@@ -74,7 +74,7 @@ class MultiheadAttention(BaseLayer):
     newest arguments is given, else 'Xavier'.
     """
 
-    _own = own.MultiheadAttention
+    _wraps = own.MultiheadAttention
 
     def __init__(
         self, embed_dim: int, num_heads: int, num_kv_heads: int | None = None, *rest: Any, **options: Any

@@ -23,14 +23,14 @@ from gridwise.tagi.nn.layer_norm import LayerNorm, RMSNorm
 from gridwise.tagi.nn.pooling import AvgPool2d, MaxPool2d
 
 from ...notes import note
-from .base_layer import BaseLayer, in_front_of
+from .base_layer import BaseLayer, wrapped
 from .data_struct import BaseDeltaStates, BaseHiddenStates
 
 
 class Sequential(BaseLayer):
     """A sequence of layers; inputs and outputs are flat arrays."""
 
-    _own = own.Sequential
+    _wraps = own.Sequential
     _after_another: bool = False  # whether the last input was another network's output
 
     def __init__(self, *layers: BaseLayer) -> None:
@@ -46,7 +46,7 @@ class Sequential(BaseLayer):
     @property
     def layers(self) -> list[BaseLayer]:
         """The layers, in forward order."""
-        return [in_front_of(layer) for layer in self._layer.layers]
+        return [wrapped(layer) for layer in self._layer.layers]
 
     def forward(self, mu_x: object, var_x: object = None) -> Any:
         """Flat means and variances of the output, for flat ones of the input or for another network's output buffer."""

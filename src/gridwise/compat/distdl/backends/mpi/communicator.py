@@ -40,10 +40,10 @@ class Communicator:
 
     def allgather(self, sendobj: object) -> list[Any]:
         """The objects of all workers, in the order of the partition."""
-        of = self._partition
-        check_same_call(of.transport, of.team, "allgather", "a communicator")
-        parts = dict(zip(of.team, of.transport.gather_bytes(pickle.dumps(sendobj), of.team, "allgather"), strict=True))
-        return [pickle.loads(parts[rank]) for rank in of.ranks]
+        P = self._partition
+        check_same_call(P.transport, P.team, "allgather", "a communicator")
+        parts = dict(zip(P.team, P.transport.gather_bytes(pickle.dumps(sendobj), P.team, "allgather"), strict=True))
+        return [pickle.loads(parts[rank]) for rank in P.ranks]
 
     def gather(self, sendobj: object, root: int = 0) -> list[Any] | None:
         everyone = self.allgather(sendobj)

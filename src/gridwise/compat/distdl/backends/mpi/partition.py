@@ -110,11 +110,11 @@ class MPIPartition(Partition):
     ) -> MPICartesianPartition:
         """The same workers on a grid; along periodic axes the first and the last worker are neighbours."""
         extents = whole_numbers(np.atleast_1d(shape), "shape")
-        around = tuple(map(bool, periods)) if periods is not None else (False,) * len(extents)
-        if len(around) != len(extents):
-            raise PartitionError(f"`periods` (={around}) needs an entry for each of {len(extents)} axes.")
+        periodic = tuple(map(bool, periods)) if periods is not None else (False,) * len(extents)
+        if len(periodic) != len(extents):
+            raise PartitionError(f"`periods` (={periodic}) needs an entry for each of {len(extents)} axes.")
         grid = self._plain.create_cartesian_topology_partition(extents).grid if self._grid is not None else None
-        return _made(MPICartesianPartition, self.transport, grid, extents, around)
+        return _made(MPICartesianPartition, self.transport, grid, extents, periodic)
 
     def create_broadcast_partition_to(
         self, P_dest: Partition, transpose_src: bool = False, transpose_dest: bool = False
@@ -162,7 +162,7 @@ class MPICartesianPartition(MPIPartition, CartesianPartition):
     """Workers on a Cartesian grid; workers outside know its shape too."""
 
     _extents: tuple[int, ...]
-    _around: tuple[bool, ...]
+    _periodic: tuple[bool, ...]
 
     @property
     def _plain(self) -> CartesianPartition:
@@ -193,11 +193,11 @@ class MPICartesianPartition(MPIPartition, CartesianPartition):
             return None
         grid, at = self.grid, self._plain.cartesian_index(rank)
         pairs = []
-        for axis, (extent, around) in enumerate(zip(grid.shape, self._around, strict=True)):
+        for axis, (extent, periodic) in enumerate(zip(grid.shape, self._periodic, strict=True)):
             pair = []
             for step in (-1, 1):
                 place = at[axis] + step
-                inside = around or 0 <= place < extent
+                inside = periodic or 0 <= place < extent
                 there = (*at[:axis], place % extent, *at[axis + 1 :])
                 pair.append(grid.place_of(grid.rank_at(there)) if inside else PROC_NULL)
             pairs.append((pair[0], pair[1]))
@@ -216,9 +216,9 @@ def plain(partition: Partition) -> Partition:
     return same
 
 
-def around(partition: Partition) -> tuple[bool, ...]:
+def is_periodic(partition: Partition) -> tuple[bool, ...]:
     """For each axis, whether the partition is periodic along it."""
-    return partition._around if isinstance(partition, MPICartesianPartition) else (False,) * partition.dim
+    return partition._periodic if isinstance(partition, MPICartesianPartition) else (False,) * partition.dim
 
 
 def _is_world(comm: object) -> bool:
@@ -228,22 +228,20 @@ def _is_world(comm: object) -> bool:
 def _made(cls: Any, transport: Transport, grid: Grid | None, *extents: Any) -> Any:
     made = cls.__new__(cls)
     if extents:
-        made._extents, made._around = extents
+        made._extents, made._periodic = extents
     made._set(transport, grid, None)
     return made
 
 
-def _cartesian(of: CartesianPartition) -> MPICartesianPartition:
-    made: MPICartesianPartition = _made(
-        MPICartesianPartition, of.transport, of.grid, of.grid.shape, (False,) * of.grid.dim
-    )
-    if not of.active:
+def _cartesian(P: CartesianPartition) -> MPICartesianPartition:
+    made: MPICartesianPartition = _made(MPICartesianPartition, P.transport, P.grid, P.grid.shape, (False,) * P.grid.dim)
+    if not P.active:
         made.deactivate()
     return made
 
 
-def _pair(of: tuple[Partition, Partition]) -> tuple[MPIPartition, MPIPartition]:
-    if of[0].active and of[1].active and of[0].ranks == of[1].ranks:
-        both = _made(MPIPartition, of[0].transport, of[0].grid)
+def _pair(pair: tuple[Partition, Partition]) -> tuple[MPIPartition, MPIPartition]:
+    if pair[0].active and pair[1].active and pair[0].ranks == pair[1].ranks:
+        both = _made(MPIPartition, pair[0].transport, pair[0].grid)
         return both, both
-    return tuple(_made(MPIPartition, each.transport, each.grid if each.active else None) for each in of)
+    return tuple(_made(MPIPartition, each.transport, each.grid if each.active else None) for each in pair)

@@ -56,6 +56,6 @@ def compute_subtensor_shapes_unbalanced(
     if not (inside.active or outside.active):
         return None
     shape = [int(n) for n in np.atleast_1d(np.asarray(local_tensor_structure.shape))] if inside.active else []
-    said = dict(zip(outside.ranks, Communicator(outside).allgather(shape), strict=True))
-    rows = [said[rank] for rank in inside.ranks]
+    shapes = dict(zip(outside.ranks, Communicator(outside).allgather(shape), strict=True))
+    rows = [shapes[rank] for rank in inside.ranks]
     return np.array(rows, dtype=int).reshape(*inside.grid.shape, len(rows[0]))

@@ -99,8 +99,8 @@ class AllSumReduceFunction:
 
     @staticmethod
     def apply(input: Tensor, P_allreduce: Partition, *structures: object) -> Tensor:
-        of = plain(P_allreduce)
-        return AllSumReduce(of, axes_reduce=range(of.dim))(input) if of.active else input.clone()
+        P = plain(P_allreduce)
+        return AllSumReduce(P, axes_reduce=range(P.dim))(input) if P.active else input.clone()
 
 
 class HaloExchangeFunction:

@@ -113,9 +113,9 @@ def trace(
 _torchs_lstm = decompositions.one_layer_lstm
 
 
-def _one_layer_lstm(*args: Any) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+def _one_layer_lstm(*args: Any, **kwargs: Any) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """Torch's, which gives the final states of fakes a dim too many in version 2.11."""
-    outputs, states = _torchs_lstm(*args)
+    outputs, states = _torchs_lstm(*args, **kwargs)
     h, c = (state.squeeze(0) if state.dim() == 3 else state for state in states)
     return outputs, (h, c)
 

@@ -10,7 +10,7 @@ from hypothesis.strategies import DrawFn
 
 from gridwise.grid import Grid, Layout, balanced_cuts
 from gridwise.grid.arrange import arranged, factorisations, layout_with_whole
-from gridwise.grid.reshape import dim_groups, expressed, on_a_line, reshaped
+from gridwise.grid.reshape import dim_groups, expressed, flattened_cuts, reshaped
 
 from .strategies import cases
 
@@ -69,7 +69,7 @@ def test_what_is_expressed_is_the_line_again() -> None:
             line = balanced_cuts(math.prod(dims), blocks)
             cuts = expressed(line, dims)
             if cuts is not None:
-                assert on_a_line(cuts) == line
+                assert flattened_cuts(cuts) == line
                 found.append(blocks)
         assert set(found) >= {n for n in range(1, 7) if dims[0] % n == 0}, "whole rows of the first dim at the least"
 

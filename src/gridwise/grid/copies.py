@@ -38,25 +38,25 @@ class Copies:
 
     @property
     def _target_shape(self) -> Shape:
-        return _turned(self.target.shape, self.transpose_dest)
+        return _transposed(self.target.shape, self.transpose_dest)
 
     @property
     def _source_shape(self) -> Shape:
-        shape = _turned(self.source.shape, self.transpose_src)
+        shape = _transposed(self.source.shape, self.transpose_src)
         return (1,) * (self.target.dim - len(shape)) + shape
 
     def source_of(self, rank: int) -> int:
         """The worker whose tensor the target worker `rank` receives."""
-        index = _turned(self.target.index_of(rank), self.transpose_dest)
+        index = _transposed(self.target.index_of(rank), self.transpose_dest)
         picked = tuple(0 if extent == 1 else i for i, extent in zip(index, self._source_shape, strict=True))
-        return self.source.rank_at(_turned(picked[len(picked) - self.source.dim :], self.transpose_src))
+        return self.source.rank_at(_transposed(picked[len(picked) - self.source.dim :], self.transpose_src))
 
     def targets_of(self, rank: int) -> tuple[int, ...]:
         """The workers that receive the tensor of the source worker `rank`, in row-major order of the target."""
-        index = _turned(self.source.index_of(rank), self.transpose_src)
+        index = _transposed(self.source.index_of(rank), self.transpose_src)
         index = (0,) * (self.target.dim - len(index)) + index
         free = [axis for axis, extent in enumerate(self._source_shape) if extent == 1]
-        corner = self.target.rank_at(_turned(index, self.transpose_dest))
+        corner = self.target.rank_at(_transposed(index, self.transpose_dest))
         last = self.target.dim - 1
         return self.target.team_along(corner, [last - axis for axis in free] if self.transpose_dest else free)
 
@@ -80,5 +80,5 @@ class Copies:
         )
 
 
-def _turned(axes: Shape | Index, reverse: bool) -> tuple[int, ...]:
+def _transposed(axes: Shape | Index, reverse: bool) -> tuple[int, ...]:
     return tuple(reversed(axes)) if reverse else tuple(axes)

@@ -70,10 +70,10 @@ def expressed(line: Cuts, dims: Sequence[int]) -> tuple[Cuts, ...] | None:
     return None if rest is None else (tuple(range(first + 1)), *rest)
 
 
-def on_a_line(cuts: Sequence[Cuts]) -> Cuts | None:
+def flattened_cuts(cuts: Sequence[Cuts]) -> Cuts | None:
     """The cuts of the line into the blocks that these cuts make; None if those are not intervals in the grid's order.
 
-    >>> on_a_line([(0, 1, 2), (0, 3, 6)]), on_a_line([(0, 2), (0, 3, 6)])
+    >>> flattened_cuts([(0, 1, 2), (0, 3, 6)]), flattened_cuts([(0, 2), (0, 3, 6)])
     ((0, 3, 6, 9, 12), None)
     """
     if not cuts:
@@ -83,12 +83,12 @@ def on_a_line(cuts: Sequence[Cuts]) -> Cuts | None:
         return scaled(cuts[0], inner)
     if cuts[0] != tuple(range(cuts[0][-1] + 1)):
         return None
-    rest = on_a_line(cuts[1:])
+    rest = flattened_cuts(cuts[1:])
     return None if rest is None else (0, *(i * inner + cut for i in range(cuts[0][-1]) for cut in rest[1:]))
 
 
 @lru_cache(maxsize=4096)
-def best_line(before: Shape, after: Shape, blocks: int) -> Cuts | None:
+def best_flat_cuts(before: Shape, after: Shape, blocks: int) -> Cuts | None:
     """Cuts of the line into `blocks` blocks, expressible in both shapes, with the smallest largest block; or None."""
     count = math.prod(before)
     found: list[tuple[int, Cuts]] = []
@@ -146,7 +146,7 @@ _Both = tuple[tuple[Cuts, ...], tuple[Cuts, ...]]
 
 def _kept(layout: Layout, group: Group, want: Shape) -> _Both | None:
     cuts = tuple(layout.cuts[d] for d in group[0])
-    line = on_a_line(cuts)
+    line = flattened_cuts(cuts)
     made = None if line is None else expressed(line, [want[d] for d in group[1]])
     return None if made is None else (cuts, made)
 
@@ -158,9 +158,9 @@ def _each_cut(
     for (before, after), p, was, as_is in zip(groups, factors, now, kept, strict=True):
         first, second = tuple(have[d] for d in before), tuple(want[d] for d in after)
         if p == was and as_is is not None:
-            line = on_a_line(as_is[0])
+            line = flattened_cuts(as_is[0])
         else:
-            line = best_line(first, second, p)
+            line = best_flat_cuts(first, second, p)
         if line is None:
             return
         of_first, of_second = expressed(line, first), expressed(line, second)

@@ -229,7 +229,7 @@ class Program:
             self._buckets[wanted] = self._packed(wanted, values)
         steps, done = list[Step](), 0
         for bucket in self._buckets[wanted]:
-            sum = GradientSum(bucket.operator.as_set(), Ticket(bucket.key, 0))
+            sum = GradientSum(bucket.operator.with_current_wire(), Ticket(bucket.key, 0))
             slots, ended = tuple(bucket.slots), end([values[slot] for slot in bucket.slots], sum)
             for slot, value in zip(slots, ended if among else begin(ended, sum), strict=True):
                 values[slot] = value

@@ -24,7 +24,7 @@ from ..nn.engine.agreement import Structure, agree_common, agree_plan, is_on, ke
 from ..nn.engine.arguments import problem_with_inference, refuse_transforms
 from ..nn.engine.grid_random import draw_key
 from ..nn.engine.operator import Operator, Ticket, apply
-from ..nn.engine.plans import KEPT, LayerPlans
+from ..nn.engine.plans import PLANS_KEPT, LayerPlans
 from ..nn.parameters.blocks import Spread
 from ..nn.parameters.gradient_wire import current_wire
 from ..nn.parameters.replicas import Replica, agree_replicas, is_due
@@ -96,7 +96,7 @@ class Runner(FunctionRecorder):
         key = key or f"#{transport.ordinal(says)}"
         self.ticket = Ticket(key_of(f"{says} {self.P_x.ranks} {key}"), 0)
         self._plans, self._agreement_point = LayerPlans(), AgreementPoint(transport, self.P_x.team, says)
-        self._states: deque[State] = deque(maxlen=KEPT)
+        self._states: deque[State] = deque(maxlen=PLANS_KEPT)
         self._count = 0
         self._last: Run | None = None
         self._outside: Callable[[], Recording] | None = None

@@ -132,7 +132,7 @@ def to_dtensor(
         raise PartitionError(_uneven(layout, wanted))
     shape = torch.Size(layout.global_shape)
     stride = tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))
-    local = agreed.brought(x).contiguous()
+    local = agreed.convert(x).contiguous()
     return DTensor.from_local(local, target, how, run_check=False, shape=shape, stride=stride)
 
 

@@ -23,7 +23,7 @@ from .primitives.reduce_scatter import ReduceScatter
 from .primitives.repartition import Repartition
 from .primitives.sum_reduce import SumReduce
 
-KEPT = 64
+LAYERS_KEPT = 64
 """How many layers are kept for the same workers; the least recently called is dropped first."""
 
 
@@ -205,7 +205,7 @@ def _kept(layer: Callable[..., Primitive], *args: Any) -> Primitive:
     ranks = tuple(arg.ranks for arg in args if isinstance(arg, Partition))
     kept = args[0].transport.cached_layers.setdefault(ranks, {})
     found = kept[layer, args] = kept.pop((layer, args), None) or layer(*args)
-    if len(kept) > KEPT:
+    if len(kept) > LAYERS_KEPT:
         del kept[next(iter(kept))]
     return found
 

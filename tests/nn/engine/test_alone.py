@@ -140,11 +140,11 @@ def test_settings_that_torchs_function_does_not_know_keep_the_layers_own_road(ch
     layer = nn.DistributedConv1d(P, 2, 2, 3, padding=1) if change == "circular" else nn.DistributedBatchNorm1d(P, 2)
     x = torch.randn(2, 2, 8)
     layer(x)
-    assert layer._can_go_alone((x,))
+    assert layer._can_call_torch((x,))
     if change == "circular":
         layer = nn.DistributedConv1d(P, 2, 2, 3, padding=1, padding_mode="circular")
     else:
         layer.momentum = None
     layer(x)
-    assert not layer._can_go_alone((x,))
-    assert not layer._alone_with
+    assert not layer._can_call_torch((x,))
+    assert not layer._torch_structures

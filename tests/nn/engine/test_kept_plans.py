@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import gridwise
 from gridwise.errors import PartitionError, UnsupportedError
 from gridwise.models.model import runner_of
-from gridwise.nn.engine.plans import KEPT
+from gridwise.nn.engine.plans import PLANS_KEPT
 from gridwise.testing import workers
 
 
@@ -216,7 +216,7 @@ def test_layers_of_sizes_that_do_not_come_back_are_not_kept():
         torch.testing.assert_close(model(block(x, P)), block(sequential(x), P))
     assert len(list(model.modules())) == modules
     assert runner_of(model)._plans.count == 41  # one for each size, and one for 4, which was forgotten
-    assert len(runner_of(model)._plans._kept) == KEPT
+    assert len(runner_of(model)._plans._kept) == PLANS_KEPT
 
 
 @workers(2)
@@ -225,7 +225,7 @@ def test_a_run_that_fails_leaves_the_kept_ones():
     model = gridwise.distribute(sequential, P)
     model(torch.ones(1, 1, 2, 4))
     handle = model.get_submodule("1").register_forward_pre_hook(lambda module, input: 1 / 0)
-    for n in range(3, 3 + KEPT):
+    for n in range(3, 3 + PLANS_KEPT):
         with pytest.raises(PartitionError, match="division by zero"):
             model(torch.ones(1, 1, n, 4))
     handle.remove()
@@ -248,7 +248,7 @@ def test_functions_forget_the_layers_that_were_not_called_for_long():
         )
         assert y.shape[2] == (k, 68 - k, 1)[world.rank]
     layers = list(two.transport.cached_layers.values())
-    assert max(map(len, layers)) == gridwise.nn.functional.KEPT
+    assert max(map(len, layers)) == gridwise.nn.functional.LAYERS_KEPT
 
 
 @workers(2)

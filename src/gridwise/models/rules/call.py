@@ -21,7 +21,7 @@ from torch._ops import OpOverload
 
 from ...errors import UnsupportedError
 from ...grid import Box, Layout
-from ...nn.engine.operator import noted
+from ...nn.engine.operator import saving_node
 from ..placement import SMALL, Cut, GlobalTensor, Placement, Replicated, Want, Workers, resized
 from .functions import function_of, short_name
 
@@ -197,7 +197,7 @@ def of_nothing(tensors: Sequence[Tensor], shape: tuple[int, ...], dtype: torch.d
     if not wanted or not (dtype.is_floating_point or dtype.is_complex):
         return torch.empty(shape, dtype=dtype, device=tensors[0].device if tensors else None)
     total = sum((x.sum() if dtype.is_complex or not x.is_complex() else x.abs().sum()) for x in wanted)
-    return noted(total.to(dtype)).expand(shape)  # type: ignore[union-attr]
+    return saving_node(total.to(dtype)).expand(shape)  # type: ignore[union-attr]
 
 
 def _values(arguments: Iterable[Any]) -> Iterator[GlobalTensor]:

@@ -129,7 +129,7 @@ class Structure(NamedTuple):
         records = torch.is_grad_enabled()
         return cls(tuple(x.shape), x.dtype, x.requires_grad and records, x.device, records)
 
-    def brought(self, x: Tensor) -> Tensor:
+    def convert(self, x: Tensor) -> Tensor:
         """`x` in this dtype and on this device: a worker that holds no part may pass a tensor of any other."""
         return x if x.dtype == self.dtype and x.device == self.device else x.to(self.device, self.dtype)
 

@@ -29,7 +29,7 @@ from ..parameters.gradient_wire import current_wire
 from ..parameters.replicas import Replica
 from ..parameters.whole_tensor import refuse_dtensor
 from .agreement import Ballot, gather_lines, key_of
-from .mode import Held, held_by
+from .mode import StateStructure, structure_of_state
 from .module import Module
 from .operator import Ticket
 
@@ -180,7 +180,7 @@ class Layer(Module):
     def _raw_weight_and_bias(self) -> tuple[Any, Tensor | None, list[tuple[Shared, int] | None]]:
         """Both as they are, and how the caller has to sum their gradients."""
         found = [self._shared.get(name) for name in ("weight", "bias")]
-        sums = [None if each is None else (each[0].as_set(), each[1]) for each in found]
+        sums = [None if each is None else (each[0].with_current_wire(), each[1]) for each in found]
         return self._block("weight"), self._block("bias"), sums
 
     def _block(self, name: str) -> Tensor | None:
@@ -204,11 +204,11 @@ class Layer(Module):
     def _mode(self) -> Hashable:
         return self.training, current_wire(), None if self._read_settings is None else self._read_settings(self)
 
-    def _held(self) -> Held:
-        names, looks = held_by(self)
+    def _state_structure(self) -> StateStructure:
+        names, looks = structure_of_state(self)
         for name, part in self._modules.items():  # parametrizations
             for own, module in part.named_modules(prefix=name) if part is not None else ():
-                inner, more = held_by(module)
+                inner, more = structure_of_state(module)
                 names, looks = (*names, *(f"{own}.{each}" for each in inner)), looks + more
         return names, looks
 
@@ -260,7 +260,7 @@ class Layer(Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Layer:
         super()._apply(fn, recurse)
-        self.__dict__["_alone_with"] = frozenset()
+        self.__dict__["_torch_structures"] = frozenset()
         self._label()
         return self
 
@@ -292,7 +292,7 @@ class Layer(Module):
                 mine[prefix + name] = spread.cut(value, rank)
         super()._load_from_state_dict(mine, prefix, local_metadata, strict, *rest)
         self._label()
-        self.__dict__.update(_replicas_are_new=True, _alone_with=frozenset())
+        self.__dict__.update(_replicas_are_new=True, _torch_structures=frozenset())
 
 
 def _block_of_deferred(value: Tensor, spread: Spread, rank: int) -> Tensor:

@@ -22,25 +22,25 @@ SHOWN = 6
 """How many differences an error lists before it says how many more there are."""
 
 
-Held = tuple[tuple[str, ...], tuple[Any, ...]]
+StateStructure = tuple[tuple[str, ...], tuple[Any, ...]]
 """Names of parameters and buffers, and for each its dtype, device, shape and requires_grad, or None."""
-NOTHING_HELD: Held = ((), ())
-_look_of = operator.attrgetter("dtype", "device", "shape", "requires_grad")
+NO_STATE: StateStructure = ((), ())
+_look = operator.attrgetter("dtype", "device", "shape", "requires_grad")
 
 
-def held_by(module: torch.nn.Module) -> Held:
+def structure_of_state(module: torch.nn.Module) -> StateStructure:
     """The structure of a layer's parameters and buffers; no values are read, so no device is waited for."""
     found: dict[str, Tensor | None] = {**module._parameters, **module._buffers}
-    return tuple(found), looks_of(found.values())
+    return tuple(found), _looks(found.values())
 
 
-def looks_of(values: Iterable[Tensor | None]) -> tuple[Any, ...]:
+def _looks(values: Iterable[Tensor | None]) -> tuple[Any, ...]:
     """The dtype, device, shape and requires_grad of each."""
     with torch._C.DisableTorchFunctionSubclass():  # halves the time for blocks
-        return tuple([None if value is None else _look_of(value) for value in values])
+        return tuple([None if value is None else _look(value) for value in values])
 
 
-def without_shapes(held: Held) -> Hashable:
+def without_shapes(held: StateStructure) -> Hashable:
     """The part of `held` that must be the same on all workers: without the shapes of blocks and the indices of devices.
 
     Whether a parameter needs a gradient matters only where autograd records.

@@ -32,7 +32,7 @@ from ...partition import Partition
 from ..parameters.replicas import Replica, agree_replicas, is_due
 from .agreement import Structure, agree_common, agree_plan, is_on, key_of
 from .arguments import need_first_partition, problem_with_inference, refuse_transforms
-from .mode import NOTHING_HELD, Held, agree_mode, without_shapes
+from .mode import NO_STATE, StateStructure, agree_mode, without_shapes
 from .operator import Operator, Ticket, apply
 from .plans import LayerPlan, LayerPlans
 
@@ -112,14 +112,14 @@ class Module(torch.nn.Module):
         """Whether replicas have not been compared since they were made, loaded or assigned."""
         self._is_called = False
         """Whether a call is in progress, and the layer set up for it."""
-        self._alone_with: frozenset[Hashable] = frozenset()
+        self._torch_structures: frozenset[Hashable] = frozenset()
         """On a single worker, the input structures that torch's function takes; none after a change of the layer."""
-        self._goes_alone = False
+        self._calls_torch = False
         self._own_hook = self.register_forward_pre_hook(type(self)._distdl_forward_pre_hook).id
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():  # not within `try`, at which the compiler would break the graph
-            if self._alone_with and not kwargs and not self._has_hooks:
+            if self._torch_structures and not kwargs and not self._has_hooks:
                 return self._by_torch(*args)  # type: ignore[misc]
             return outside_of_graphs(torch.nn.Module.__call__, self, *args, **kwargs)
         try:
@@ -162,7 +162,7 @@ class Module(torch.nn.Module):
     def _rename(self, text: str) -> None:
         """Derive from `text` the key by which the other workers know this layer."""
         self.__dict__.update(
-            _ticket=Ticket(key_of(text), 0), _copies=0, _replicas_are_new=True, _alone_with=frozenset()
+            _ticket=Ticket(key_of(text), 0), _copies=0, _replicas_are_new=True, _torch_structures=frozenset()
         )
 
     # The contract that subclasses override
@@ -171,16 +171,22 @@ class Module(torch.nn.Module):
     def _distdl_forward_pre_hook(self: Module, input: tuple) -> None:
         """Set the layer up if necessary; registered as a forward pre-hook."""
         refuse_transforms(self, self._says, input)
-        if self._alone_with and self._distdl_is_setup and self._look_of(input) in self._alone_with:
-            self.__dict__.update(_is_called=True, _goes_alone=True)
+        if (
+            self._torch_structures
+            and self._distdl_is_setup
+            and self._structure_for_torch(input) in self._torch_structures
+        ):
+            self.__dict__.update(_is_called=True, _calls_torch=True)
             return
         if not self._is_outside:
-            self._agree_and_take_up(input)
-            if self._can_go_alone(input):
-                self.__dict__["_alone_with"] = frozenset({*self._alone_with, self._look_of(input)})
-        self.__dict__.update(_is_called=True, _goes_alone=False)
+            self._agree_on_plan(input)
+            if self._can_call_torch(input):
+                self.__dict__["_torch_structures"] = frozenset(
+                    {*self._torch_structures, self._structure_for_torch(input)}
+                )
+        self.__dict__.update(_is_called=True, _calls_torch=False)
 
-    def _look_of(self, input: tuple) -> Hashable:
+    def _structure_for_torch(self, input: tuple) -> Hashable:
         """What decides whether torch's function takes an input as it took an earlier one."""
         found = [(x.shape, x.dtype, x.device, x.requires_grad) if isinstance(x, Tensor) else None for x in input]
         return tuple(found), self.training, torch.is_grad_enabled()
@@ -190,13 +196,13 @@ class Module(torch.nn.Module):
         """Whether `_by_torch` covers the current settings of the layer."""
         return True
 
-    def _can_go_alone(self, input: tuple) -> bool:
+    def _can_call_torch(self, input: tuple) -> bool:
         """Whether torch's own function does all that this layer has to do for such an input."""
         if self._by_torch is None or len(self._team) != 1 or not self._is_torchs_own:
             return False
         return all(isinstance(x, Tensor) and x.numel() and not x.is_meta for x in input)
 
-    def _agree_and_take_up(self, input: tuple) -> None:
+    def _agree_on_plan(self, input: tuple) -> None:
         """Agree with all workers of the layer on a plan for this input, made now if necessary, and apply it."""
         problem = self._problem_with(input) or problem_with_inference(self._parameters.values(), input)
         plan = self._plan_at_hand(input) if problem is None else None
@@ -214,7 +220,7 @@ class Module(torch.nn.Module):
             plan = self._common_plan(input) or self._set_up(input)
         if self._transport is not None and is_due(self._ticket.call):
             agree_replicas(self._transport, self._team, self._says, self._replicas())
-        self._take_up(plan)
+        self._apply_plan(plan)
 
     def _plan_at_hand(self, input: tuple) -> LayerPlan | None:
         """The plan that this worker would use for the input, if it has one."""
@@ -245,7 +251,7 @@ class Module(torch.nn.Module):
         self._plans.begin()
         self._plans.current = None
         if self._transport is not None and (mode := self._mode()) is not None:
-            new, mode = self._replicas_are_new, (mode, without_shapes(self._held()))
+            new, mode = self._replicas_are_new, (mode, without_shapes(self._state_structure()))
             new = agree_mode(self._transport, self._team, self._says, mode, self, new)
             self._refuse_state()
             if new:
@@ -261,7 +267,7 @@ class Module(torch.nn.Module):
         keep = self._keeps_plans and len(assigned) == len(names)
         return self._plans.add(self._structure_of(input), assigned, keep)
 
-    def _take_up(self, plan: LayerPlan) -> None:
+    def _apply_plan(self, plan: LayerPlan) -> None:
         """Restore the attributes that the set-up of `plan` assigned."""
         if plan is not self._plans.current:
             self.__dict__.update(plan.assigned)
@@ -269,7 +275,7 @@ class Module(torch.nn.Module):
             self.__dict__["_distdl_is_setup"] = True
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self.__dict__["_alone_with"] = frozenset()
+        self.__dict__["_torch_structures"] = frozenset()
         if self.__dict__.get("_assigned") is not None:
             self._assigned.add(name)  # type: ignore[union-attr]
         elif name in self._settings and isinstance(value, list):
@@ -297,15 +303,15 @@ class Module(torch.nn.Module):
 
     def _structure_of(self, input: tuple) -> Hashable:
         """All that a plan depends on, as far as this worker can see."""
-        return tuple([Structure.of(x) for x in input if isinstance(x, Tensor)]), self._mode(), self._held()
+        return tuple([Structure.of(x) for x in input if isinstance(x, Tensor)]), self._mode(), self._state_structure()
 
     def _mode(self) -> Hashable:
         """What must be the same on all workers besides the structure of the input; None if nothing must."""
         return None if self._read_settings is None else self._read_settings(self)
 
-    def _held(self) -> Held:
-        """The structure of parameters and buffers (`held_by`), where a plan depends on it."""
-        return NOTHING_HELD
+    def _state_structure(self) -> StateStructure:
+        """The structure of parameters and buffers (`structure_of_state`), where a plan depends on it."""
+        return NO_STATE
 
     def _replicas(self) -> list[Replica]:
         """The parameters and buffers of which workers hold replicas."""
@@ -341,12 +347,12 @@ def _planned_for(forward: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(forward)
     def planned(self: Module, *args: Any, **kwargs: Any) -> Any:
-        if self._goes_alone:
-            self.__dict__["_goes_alone"] = False
+        if self._calls_torch:
+            self.__dict__["_calls_torch"] = False
             try:
                 return self._by_torch(*args, **kwargs)  # type: ignore[misc]
             except _REFUSALS:  # raised below in our words, or again by the layer's own `forward`
-                self._agree_and_take_up(args)
+                self._agree_on_plan(args)
         if self._is_called:
             return forward(self, *args, **kwargs)
         try:

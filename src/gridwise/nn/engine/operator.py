@@ -76,7 +76,7 @@ class _Applied(torch.autograd.Function):
         return x, None, None, None
 
 
-class _Noted(torch.autograd.Function):
+class _SavingNode(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         prepare(ctx)
@@ -88,12 +88,12 @@ class _Noted(torch.autograd.Function):
         return gradient
 
 
-def noted(x: Tensor) -> Tensor:
+def saving_node(x: Tensor) -> Tensor:
     """`x`, through a node that saves a tensor: for a worker without outputs, where the others' functions save theirs.
 
     `torch.utils.checkpoint` recomputes up to the last saved tensor, which must be in the same layer on all workers.
     """
-    return _Noted.apply(x)
+    return _SavingNode.apply(x)
 
 
 _NOTHING = torch.empty(0, device="cpu")

@@ -12,7 +12,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
-KEPT = 16
+PLANS_KEPT = 16
 """How many plans a layer keeps, and how many states a model; the oldest is dropped first."""
 
 
@@ -54,18 +54,18 @@ class LayerPlans:
         self._forget()
 
     def _forget(self) -> None:
-        """Drop plans older than the last `KEPT` set-ups: by number, so that all workers keep the same ones."""
-        for number in [number for number in self._kept if number <= self.count - KEPT]:
+        """Drop plans older than the last `PLANS_KEPT` set-ups: by number, so that all workers keep the same ones."""
+        for number in [number for number in self._kept if number <= self.count - PLANS_KEPT]:
             oldest = self._kept.pop(number)
             if self._newest.get(oldest.structure) is oldest:
                 del self._newest[oldest.structure]
 
     def candidates(self, structure: Hashable) -> list[int]:
-        """The numbers of the plans for this structure, each in slot ``number % KEPT``; 0 in the other slots."""
-        found = [0] * KEPT
+        """The numbers of the plans for this structure, each in slot ``number % PLANS_KEPT``; 0 in the other slots."""
+        found = [0] * PLANS_KEPT
         for number, plan in self._kept.items():
             if plan.structure == structure:
-                found[number % KEPT] = number
+                found[number % PLANS_KEPT] = number
         return found
 
     def take(self, number: int) -> LayerPlan:

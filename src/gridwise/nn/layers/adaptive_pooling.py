@@ -36,7 +36,7 @@ class AdaptivePool(WindowedLayer):
     def __init__(self, P_x: Partition, template: torch.nn.Module) -> None:
         super().__init__(P_x)
         self._takes_part(P_x, signature=template.extra_repr())
-        self._imitates(template)
+        self._set_template(template)
         self._runs: list[list[Run]] = []
         self._extents: Shape = ()
 

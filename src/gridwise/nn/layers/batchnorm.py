@@ -101,7 +101,9 @@ class DistributedBatchNorm(ChannelNorm):
     def _shared_value(self, parameter: Tensor) -> Tensor:
         if len(self._sharing.team) == 1:
             return parameter
-        return apply(parameter, self._sharing.as_set(), Ticket(self._ticket.key + 3, self._ticket.call), True)
+        return apply(
+            parameter, self._sharing.with_current_wire(), Ticket(self._ticket.key + 3, self._ticket.call), True
+        )
 
     def _running(self) -> Running:
         """Count this batch and return the running statistics to update; none if they are not tracked."""

@@ -91,7 +91,7 @@ class ConvLayer(WindowedLayer):
         def spreads(template: torch.nn.Module) -> dict[str, Spread]:
             return self._spreads_of(cast(_ConvNd, template))
 
-        self._imitates(self._build(make, spreads, device, problem))
+        self._set_template(self._build(make, spreads, device, problem))
 
     def _spreads_of(self, template: _ConvNd) -> dict[str, Spread]:
         """How weight and bias are cut into blocks."""

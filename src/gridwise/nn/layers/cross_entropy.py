@@ -62,10 +62,10 @@ class DistributedCrossEntropyLoss(DistributedLoss):
 
     @arguments_of(torch.nn.CrossEntropyLoss)
     def __init__(self, P_x: Partition, template: torch.nn.Module) -> None:
-        self._imitate(P_x, template)
+        self._copy_settings(P_x, template)
 
-    def _imitate(self, P_x: Partition, template: torch.nn.Module) -> None:
-        super()._imitate(P_x, template)
+    def _copy_settings(self, P_x: Partition, template: torch.nn.Module) -> None:
+        super()._copy_settings(P_x, template)
         self.class_dim = min(1, P_x.dim - 1)
         self._splits_classes = P_x.shape[self.class_dim] > 1
 
@@ -267,7 +267,7 @@ class DistributedNLLLoss(DistributedCrossEntropyLoss):
 
     @arguments_of(torch.nn.NLLLoss)
     def __init__(self, P_x: Partition, template: torch.nn.Module) -> None:
-        self._imitate(P_x, template)
+        self._copy_settings(P_x, template)
 
     def _whole(self, input: Tensor, target: Tensor, reduction: str) -> Tensor:
         return F.nll_loss(input, target, self.weight, ignore_index=self.ignore_index, reduction=reduction)

@@ -138,7 +138,7 @@ class DistributedLinear(Layer):
     def forward(self, x: Tensor) -> Tensor:
         if self._is_outside:
             return x.clone()
-        x = self._agreed.brought(x)
+        x = self._agreed.convert(x)
         if self._fetch is not None:
             x = self._move(x, self._fetch, self._agreed.requires_grad)
         if self.P_w is None or self.P_w.active:

@@ -30,7 +30,7 @@ from ..docstrings import LayerFamily, arguments_of
 from ..engine.agreement import agree_layout
 from ..engine.carrier import HALVES
 from ..engine.global_sum import GlobalSum
-from ..engine.mode import Held, held_by
+from ..engine.mode import StateStructure, structure_of_state
 from ..engine.module import Module
 from ..parameters.blocks import Spread
 from ..parameters.replicas import Replica
@@ -70,9 +70,9 @@ class DistributedLoss(LayerFamily, Module):
 
     @arguments_of(torch.nn.L1Loss)
     def __init__(self, P_x: Partition, template: torch.nn.Module) -> None:
-        self._imitate(P_x, template)
+        self._copy_settings(P_x, template)
 
-    def _imitate(self, P_x: Partition, template: torch.nn.Module) -> None:
+    def _copy_settings(self, P_x: Partition, template: torch.nn.Module) -> None:
         """Take the settings and the buffers of torch's loss."""
         super().__init__()
         self.P_x, self._records = P_x, False
@@ -92,8 +92,8 @@ class DistributedLoss(LayerFamily, Module):
                 f"`reduction` (={self.reduction!r}) must be one of {', '.join(map(repr, self.reductions))}."
             )
 
-    def _held(self) -> Held:
-        return held_by(self)
+    def _state_structure(self) -> StateStructure:
+        return structure_of_state(self)
 
     def _replicas(self) -> list[Replica]:
         """The weights, which every worker holds whole."""
@@ -192,7 +192,7 @@ class DistributedSmoothL1Loss(ElementLoss):
 
     @arguments_of(torch.nn.SmoothL1Loss)
     def __init__(self, P_x: Partition, template: torch.nn.Module) -> None:
-        self._imitate(P_x, template)
+        self._copy_settings(P_x, template)
 
     def _check_settings(self) -> None:
         super()._check_settings()
@@ -215,7 +215,7 @@ class DistributedHuberLoss(ElementLoss):
 
     @arguments_of(torch.nn.HuberLoss)
     def __init__(self, P_x: Partition, template: torch.nn.Module) -> None:
-        self._imitate(P_x, template)
+        self._copy_settings(P_x, template)
 
     def _check_settings(self) -> None:
         super()._check_settings()
@@ -238,7 +238,7 @@ class DistributedKLDivLoss(ElementLoss):
 
     @arguments_of(torch.nn.KLDivLoss)
     def __init__(self, P_x: Partition, template: torch.nn.Module) -> None:
-        self._imitate(P_x, template)
+        self._copy_settings(P_x, template)
 
     @property
     def _is_torchs_own(self) -> bool:
@@ -259,7 +259,7 @@ class DistributedPoissonNLLLoss(ElementLoss):
 
     @arguments_of(torch.nn.PoissonNLLLoss)
     def __init__(self, P_x: Partition, template: torch.nn.Module) -> None:
-        self._imitate(P_x, template)
+        self._copy_settings(P_x, template)
 
 
 class DistributedBCEWithLogitsLoss(DistributedLoss):
@@ -275,7 +275,7 @@ class DistributedBCEWithLogitsLoss(DistributedLoss):
 
     @arguments_of(torch.nn.BCEWithLogitsLoss)
     def __init__(self, P_x: Partition, template: torch.nn.Module) -> None:
-        self._imitate(P_x, template)
+        self._copy_settings(P_x, template)
 
     def _terms(self, input: Tensor, target: Tensor, reduction: str) -> Tensor:
         weights = {name: None if v is None else self._part(v) for name, v in self._buffers.items()}
@@ -306,7 +306,7 @@ class DistributedBCELoss(DistributedBCEWithLogitsLoss):
 
     @arguments_of(torch.nn.BCELoss)
     def __init__(self, P_x: Partition, template: torch.nn.Module) -> None:
-        self._imitate(P_x, template)
+        self._copy_settings(P_x, template)
 
     def _problem_with_target(self, x: Tensor, target: Tensor) -> str | None:
         problem = super()._problem_with_target(x, target)

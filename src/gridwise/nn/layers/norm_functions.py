@@ -28,7 +28,7 @@ from ..engine.autocast import dtype_after
 from ..engine.carrier import HALVES
 from ..engine.copy_and_sum import AllSum
 from ..engine.operator import meet, prepare
-from .standardise import Normalisation, Running, differentiable, standardise
+from .standardise import Normalisation, Running, differentiable, normalise
 
 Parameter = Tensor | None
 LARGE = 1 << 15
@@ -49,7 +49,7 @@ def batch_norm(
     values = for_statistics(x)
     statistics = how.sets.moments(values)
     follow(running, *statistics, how.sets.count)
-    return standardise(values, _like(values, weight), _like(values, bias), statistics, how).to(x.dtype)
+    return normalise(values, _like(values, weight), _like(values, bias), statistics, how).to(x.dtype)
 
 
 def instance_norm(
@@ -69,7 +69,7 @@ def instance_norm(
         totals = over_samples(torch.stack([each.view(x.shape[:2]).sum(0) for each in statistics]) / samples)
         follow(running, totals[0], totals[1], how.sets.count)
     weight, bias = (_for_samples(len(x), _like(values, parameter)) for parameter in (weight, bias))
-    return standardise(rows, weight, bias, statistics, how).view(x.shape).to(x.dtype)
+    return normalise(rows, weight, bias, statistics, how).view(x.shape).to(x.dtype)
 
 
 def group_norm(x: Tensor, weight: Parameter, bias: Parameter, how: Normalisation) -> Tensor:
@@ -77,7 +77,7 @@ def group_norm(x: Tensor, weight: Parameter, bias: Parameter, how: Normalisation
     values = for_statistics(x)
     rows = values.reshape(1, x.shape[0] * x.shape[1], math.prod(x.shape[2:]))
     weight, bias = (_for_samples(len(x), _like(values, parameter)) for parameter in (weight, bias))
-    y = standardise(rows, weight, bias, how.sets.moments(rows), how).view(x.shape)
+    y = normalise(rows, weight, bias, how.sets.moments(rows), how).view(x.shape)
     return y.to(dtype_after(lambda one: torch.group_norm(one, 1), x))
 
 
@@ -85,7 +85,7 @@ def layer_norm(x: Tensor, lead: int, weight: Parameter, bias: Parameter, how: No
     """Normalise over all dims after the first `lead`; weight and bias have the shape of these dims of the block."""
     values = for_statistics(x)
     rows = values.reshape(1, math.prod(x.shape[:lead]), math.prod(x.shape[lead:]))
-    y = standardise(rows, None, None, how.sets.moments(rows), how).view(x.shape)
+    y = normalise(rows, None, None, how.sets.moments(rows), how).view(x.shape)
     weight, bias = _like(values, weight), _like(values, bias)
     if weight is not None:
         y = y * weight if bias is None else torch.addcmul(bias, y, weight)

@@ -35,7 +35,7 @@ class Pad(WindowedLayer):
         super().__init__(P_x)
         template = self.sequential(padding, *value)
         self._takes_part(P_x, signature=template.extra_repr())
-        self._imitates(template)
+        self._set_template(template)
         self._pad_mode = self.mode
         self._refuse_negative()
 

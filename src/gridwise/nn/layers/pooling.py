@@ -52,7 +52,7 @@ class DistributedPoolingBase(PoolingMixin, WindowedLayer):
     def __init__(self, P_x: Partition, template: torch.nn.Module) -> None:
         super().__init__(P_x)
         self._takes_part(P_x, signature=template.extra_repr())
-        self._imitates(template)
+        self._set_template(template)
 
     def _plan(self, source: Layout, shape: Shape) -> None:
         layer = self._sequential

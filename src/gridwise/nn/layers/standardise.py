@@ -203,7 +203,7 @@ def by_statistics(
     return torch.native_batch_norm(x, weight, bias, mean, var, False, 0.0, eps)[0]
 
 
-class Standardised(torch.autograd.Function):
+class _NormaliseNode(torch.autograd.Function):
     """Normalise rows by the given statistics of their sets, then scale and shift each by its `weight` and `bias`."""
 
     @staticmethod
@@ -240,7 +240,7 @@ class Standardised(torch.autograd.Function):
             )
         else:  # torch's kernel would divide by zero
             aligned = plain = torch.zeros_like(mean)
-        sums, slopes = _pulled(how, plain, aligned, weight, var)
+        sums, slopes = _backward_sums(how, plain, aligned, weight, var)
         dx = None
         if ctx.needs_input_grad[0]:
             m1, m2, slope = slopes
@@ -260,7 +260,7 @@ def _laid_out_alike(dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     return dy.contiguous(memory_format=memory_format_of(x)), x
 
 
-def _pulled(
+def _backward_sums(
     how: Normalisation, plain: Tensor, aligned: Tensor, weight: Tensor | None, var: Tensor
 ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
     """For each row the sums of dy and of dy (x - mean) r; and -r m1, -r m2 and w r.
@@ -281,8 +281,8 @@ def _pulled(
     return sums, (m1, m2, slope)
 
 
-def standardised(x: Tensor, weight: Tensor | None, bias: Tensor | None, how: Normalisation) -> Tensor:
-    """The result of `Standardised`, statistics included, in differentiable operators, for gradients of gradients."""
+def normalise_differentiably(x: Tensor, weight: Tensor | None, bias: Tensor | None, how: Normalisation) -> Tensor:
+    """The result of `_NormaliseNode`, statistics included, in differentiable operators, for gradients of gradients."""
     others = (0, *range(2, x.dim()))
     sets, ticket, shared, records = how.sets, how.ticket, how.shared, torch.is_grad_enabled()
 
@@ -306,17 +306,17 @@ def standardised(x: Tensor, weight: Tensor | None, bias: Tensor | None, how: Nor
 def differentiable(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, dy: Tensor, how: Normalisation
 ) -> list[Tensor | None]:
-    """Gradients of x, weight and bias that can be differentiated again, by way of `standardised`."""
+    """Gradients of x, weight and bias that can be differentiated again, by way of `normalise_differentiably`."""
     source = x if x.requires_grad else x.detach().requires_grad_()  # to take part in the others' adjoints
-    y = standardised(source, weight, bias, how)
+    y = normalise_differentiably(source, weight, bias, how)
     wanted = [t for t in (weight, bias) if t is not None and t.requires_grad]
     of_x, *found = torch.autograd.grad(y, [source, *wanted], dy, create_graph=True)
     others = [found.pop(0) if t is not None and t.requires_grad else None for t in (weight, bias)]
     return [of_x if x.requires_grad else None, *others]
 
 
-def standardise(
+def normalise(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, statistics: tuple[Tensor, Tensor], how: Normalisation
 ) -> Tensor:
     """Normalise `x` by `statistics`."""
-    return Standardised.apply(x, weight, bias, how.anchor(x, weight, bias), statistics, how)
+    return _NormaliseNode.apply(x, weight, bias, how.anchor(x, weight, bias), statistics, how)

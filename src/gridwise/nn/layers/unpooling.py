@@ -66,7 +66,7 @@ class MaxUnpool(LayerFamily, WindowedLayer):
         super().__init__(P_x)
         template = SEQUENTIAL[self.dims](kernel_size, stride, padding)
         self._takes_part(P_x, signature=template.extra_repr())
-        self._imitates(template)
+        self._set_template(template)
 
     def __call__(self, x: Tensor, indices: Tensor, output_size: Sequence[int] | None = None) -> Any:
         """The unpooled tensor; `output_size` is the size of the *global* output, as in torch."""

@@ -181,7 +181,7 @@ class Shared(Operator):
     def __call__(self, x: Tensor) -> Tensor:
         return x  # autograd makes an alias of it
 
-    def as_set(self) -> Shared:
+    def with_current_wire(self) -> Shared:
         """The same operator, with the dtype that `gradient_wire` sets now."""
         wire = current_wire()
         if wire == self.wire:

@@ -116,5 +116,5 @@ def begin(blocks: Sequence[Tensor], sum: GradientSum) -> tuple[Tensor, ...]:
 
 def shared_together(blocks: Sequence[Tensor], operator: Shared, ticket: Ticket) -> tuple[Tensor, ...]:
     """The blocks, of one dtype, for use in a layer: their gradients are summed over the sharers in one message."""
-    sum = GradientSum(operator.as_set(), ticket)
+    sum = GradientSum(operator.with_current_wire(), ticket)
     return begin(end(blocks, sum), sum)

@@ -100,12 +100,12 @@ def check_replicas(model: torch.nn.Module, P: Partition | None = None) -> None:
     partition = P or world()
     transport, everyone = partition.transport, partition.team
     found = list(_held(model, Grid.line(everyone)))
-    if not all_say(transport, everyone, "check_replicas", " ".join(name for name, _, _ in found)):
+    if not all_equal(transport, everyone, "check_replicas", " ".join(name for name, _, _ in found)):
         raise MismatchError("check_replicas: the workers hold models whose parameters have different names.")
     agree_replicas(transport, everyone, "check_replicas", found)
 
 
-def all_say(transport: Transport, team: Team, what: str, text: str) -> bool:
+def all_equal(transport: Transport, team: Team, what: str, text: str) -> bool:
     """Whether `text` is the same on all workers of `team`."""
     ballot = Ballot()
     vote = ballot.equal(key_of(text))
@@ -126,7 +126,7 @@ def synchronise_replicas(model: torch.nn.Module, P: Partition) -> None:
     transport, team, what = P.transport, P.team, "distribute"
     held = dict([*model.named_parameters(), *model.named_buffers()])
     names = [(name, tuple(value.shape), value.dtype) for name, value in held.items()]
-    if not all_say(transport, team, what, repr(names)):
+    if not all_equal(transport, team, what, repr(names)):
         raise differing
     for value in held.values():
         if not is_deferred(value) and not value.is_meta:

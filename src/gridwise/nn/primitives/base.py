@@ -43,7 +43,7 @@ class Primitive(Module):
             return x.clone()
         assert self._operator is not None
         assert self._agreed is not None
-        x = self._agreed.brought(x)
+        x = self._agreed.convert(x)
         return self._move(x, self._operator, self._agreed.requires_grad)
 
     def _nothing(self, x: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ from ..engine.agreement import Structure, agree_layout, agree_unbatched
 from ..engine.arguments import problem_with_tensor
 from ..engine.autocast import autocasts, dtype_of_products
 from ..engine.layer import Layer
-from ..engine.operator import apply, noted
+from ..engine.operator import apply, saving_node
 from .fetch import Fetch
 from .saved_input import FetchedInput, WindowInput
 
@@ -123,7 +123,7 @@ class WindowedLayer(Layer):
             )
         return Grid(partition.ranks, (1,) * (self.dims + 2 - partition.dim) + partition.shape)
 
-    def _imitates(self, template: torch.nn.Module) -> None:
+    def _set_template(self, template: torch.nn.Module) -> None:
         """Keep torch's layer, on the meta device: it knows the output's shape and what to refuse."""
         self.__dict__["_template"] = template  # not a submodule: it is no part of this layer's state
         for name in (*self._fixed, *self._settings):
@@ -275,7 +275,7 @@ class WindowedLayer(Layer):
     def _window_input(self, x: Tensor) -> WindowInput:
         """The part of the global input that this worker's outputs depend on, padded."""
         records, share = self._agreed.requires_grad, self._share
-        x = self._agreed.brought(x)
+        x = self._agreed.convert(x)
         if share.fetch is None:
             box = x.detach().requires_grad_() if records and not x.requires_grad else x
         else:
@@ -332,7 +332,7 @@ def empty_output(shape: Shape, x: Tensor, weight: Tensor | None = None, bias: Te
         total = total * weight.sum().to(x.dtype)
     if bias is not None:
         total = total + (bias[:0].sum() if math.prod(shape) else bias.sum()).to(x.dtype)
-    return noted(total.to(x.dtype if weight is None else dtype_of_products(x))).expand(shape)
+    return saving_node(total.to(x.dtype if weight is None else dtype_of_products(x))).expand(shape)
 
 
 def as_batch(nothing: Tensor, x: Tensor) -> Tensor:

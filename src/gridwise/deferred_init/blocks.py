@@ -186,8 +186,8 @@ def _fill(node: TapeNode, kind: Kind, meta: Tensor) -> Fill:
         raise NeedsWhole(f"{_name(node)} cannot be cut: its order of draws is not known on this device")
     if not meta.is_contiguous() or meta.is_complex():
         raise NeedsWhole(f"{_name(node)} fills a strided or complex tensor")
-    given: tuple[Any, ...] = node.args[1:] if node.func in FILLS else ()  # the dispatcher makes these positional
-    low, high = (*given, *(0.0, 1.0)[len(given) :])
+    given = list(node.args[1:]) if node.func in FILLS else []  # the dispatcher makes these positional
+    low, high = given + [0.0, 1.0][len(given) :]
     return Fill(kind, meta.numel(), meta.dtype, mark, (low, high))
 
 

@@ -83,7 +83,7 @@ class BlockLoader:
         self.samples: tuple[int, ...] = ()
         self._position = Position()
         number = dataset.transport.ordinal(f"BlockLoader of {dataset.team}")
-        self._says = f"BlockLoader #{number}" if number else "BlockLoader"
+        self._title = f"BlockLoader #{number}" if number else "BlockLoader"
         self._prefetch = Prefetch(dataset.reader, prefetch, readers, processes)
         self._end = weakref.finalize(self, Prefetch.close, self._prefetch)
 
@@ -145,15 +145,15 @@ class BlockLoader:
     def _draw(self, words: str, key: str, problem: Exception | None) -> None:
         """Record which batch was drawn, for the next agreement to compare; raise if no agreement would."""
         transport, team = self.dataset.transport, self.dataset.team
-        loader, says = f"{self._says} of {team}", f"{words} of {self._says}"
+        loader, says = f"{self._title} of {team}", f"{words} of {self._title}"
         if transport.drawn_batches.has_unreported_problem(loader):
             transport.drawn_batches.forget(loader)
             raise DataError(
-                f"{self._says}: a batch could not be read, and no model was called with it, which would have told the others.",
+                f"{self._title}: a batch could not be read, and no model was called with it, which would have told the others.",
                 fix="call a model or layer with every batch, or BlockLoader(..., agree=True).",
             )
         if self.agree:
-            together(transport, team, self._says, lambda: _raised(problem, says), lambda _: f"{says} {key}")
+            together(transport, team, self._title, lambda: _raised(problem, says), lambda _: f"{says} {key}")
             return
         if len(team) == 1 or transport.rank not in team or not is_on():
             _raised(problem, says)

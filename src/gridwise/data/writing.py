@@ -79,7 +79,7 @@ class BlockWriter:
                 f"BlockWriter: `chunks` (={wish}) needs at least 1 for each of {len(self.shape)} dims."
             )
         wish = tuple(min(c, max(1, n)) for c, n in zip(wish, self.shape, strict=True))
-        self._says = f"BlockWriter({self.path})"
+        self._title = f"BlockWriter({self.path})"
         self._unfinished = self.path.with_name(f"{self.path.name}.partial")
         self._target = kind(self._unfinished, self.shape, stored, wish)
         self._is_open = P_x.active
@@ -95,7 +95,7 @@ class BlockWriter:
         if not self.P_x.active:
             return
         self._together(lambda: self._check(rows), lambda _: f"rows {rows}")
-        x, says = block.detach().to("cpu", self.dtype), self._says
+        x, says = block.detach().to("cpu", self.dtype), self._title
         layout, _ = agree_layout(self._transport, self.P_x.team, says, self.P_x.grid, x)
         if layout.global_shape != (len(rows), *self.shape[1:]):
             raise DataError(
@@ -160,9 +160,9 @@ class BlockWriter:
             if rank != self._root and box.volume:
                 if self._is_root:
                     part = torch.empty(box.shape, dtype=self.dtype)
-                    self._transport.exchange([], [(rank, part)], self._says)
+                    self._transport.exchange([], [(rank, part)], self._title)
                 elif rank == self._transport.rank:
-                    self._transport.exchange([(self._root, part)], [], self._says)
+                    self._transport.exchange([(self._root, part)], [], self._title)
             if self._is_root and failed is None:
                 try:
                     self._write_rows(box, part, rows)
@@ -204,11 +204,11 @@ class BlockWriter:
 
     def _check(self, rows: Sequence[int]) -> None:
         if not self._is_open:
-            raise DataError(f"{self._says} is closed.")
+            raise DataError(f"{self._title} is closed.")
         wrong = [row for row in rows if not 0 <= row < self.shape[0]]
         if wrong or len(set(rows)) != len(rows):
             raise DataError(
-                f"{self._says}: `samples` (={tuple(rows)}) must be different numbers of the {self.shape[0]} samples."
+                f"{self._title}: `samples` (={tuple(rows)}) must be different numbers of the {self.shape[0]} samples."
             )
 
     def _together(self, step: Callable[[], object], says: Callable[[object], str] = lambda _: "") -> None:
@@ -217,7 +217,7 @@ class BlockWriter:
                 step()
 
         if self.P_x.active:
-            together(self._transport, self.P_x.team, self._says, named, says)
+            together(self._transport, self.P_x.team, self._title, named, says)
 
 
 def _is_folder(path: Path) -> bool:

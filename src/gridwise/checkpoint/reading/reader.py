@@ -187,13 +187,13 @@ class Reader:
         try:
             missing = file.read(first, places)
         except OSError as error:
-            return [f"{self._says(span)}: cannot be read: {error}"]
+            return [f"{self._title(span)}: cannot be read: {error}"]
         return self._compared(span, places, missing)
 
     def _compare_in_place(self, span: ChunkReads) -> list[str]:
         """Check what a span has put straight into place; what went through a buffer was checked there."""
         if not self.has_sums:
-            return [f"{self._says(span)}: the file was written to while it was read"]
+            return [f"{self._title(span)}: the file was written to while it was read"]
         return self._compared(span, span.memories(), 0) if span.go_straight else []
 
     def _look(self, span: ChunkReads, fresh: bool, may_map: bool) -> list[str]:
@@ -207,17 +207,17 @@ class Reader:
                         span.put(place, views[place])
                 return problems
         except OSError as error:
-            return [f"{self._says(span)}: cannot be read: {error}"]
+            return [f"{self._title(span)}: cannot be read: {error}"]
 
     def _file_of(self, span: ChunkReads) -> DataFile:
         return self._open_files[int(span.files[0])]
 
-    def _says(self, span: ChunkReads) -> str:
+    def _title(self, span: ChunkReads) -> str:
         return f"file {self.folder.name}/{self.files[span.files[0]].name}, {span.named()}"
 
     def _compared(self, span: ChunkReads, data: Sequence[memoryview | Memory], missing: int) -> list[str]:
         if missing:
-            return [f"{self._says(span)}: {missing} bytes are missing"]
+            return [f"{self._title(span)}: {missing} bytes are missing"]
         if not self.has_sums:
             return []
         found = checksums(data)
@@ -225,7 +225,7 @@ class Reader:
         for place in np.flatnonzero(found != span.sums).tolist():
             read = span.cut((place, place + 1))
             problems.append(
-                f"{self._says(read)}: bytes {read.offsets[0]} to {read.offsets[0] + read.sizes[0]} "
+                f"{self._title(read)}: bytes {read.offsets[0]} to {read.offsets[0] + read.sizes[0]} "
                 f"have the checksum {found[place]:016x}, saved was {read.sums[0]:016x}"
             )
         return problems

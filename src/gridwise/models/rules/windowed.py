@@ -107,7 +107,7 @@ def by_layer(
     layer: WindowedLayer = make(CartesianPartition(call.workers.transport, batched.grid))
     block = batched.block(call.workers.rank)
     layer._agreed = Structure(block.shape, x.dtype, True, x.device, True)
-    layer._says = call.name
+    layer._title = call.name
     layer._plan(batched, shape)
     run = _run_of(layer, weights, call.workers.rank)
     target = Layout.balanced(batched.grid, shape)
@@ -245,7 +245,7 @@ def interpolation(call: Call) -> Placed:
     corners = call.given.get("align_corners")
     P = CartesianPartition(call.workers.transport, layout.grid)
     layer = nn.DistributedUpsample(P, **sizes, mode=MODES[call.kind], align_corners=corners)
-    layer._says = call.name
+    layer._title = call.name
     layer._plan(layout, call.result.shape, torch.empty(0, dtype=x.dtype, device=x.device))
 
     def run(x: Tensor) -> Tensor:

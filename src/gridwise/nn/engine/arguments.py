@@ -94,7 +94,7 @@ def problem_with_inference(parameters: Iterable[Tensor | None], input: Sequence[
     )
 
 
-def refuse_transforms(module: torch.nn.Module, says: str, input: Sequence[Any]) -> None:
+def refuse_transforms(module: torch.nn.Module, title: str, input: Sequence[Any]) -> None:
     """Raise under forward-mode differentiation or a transform of torch.func: messages support neither.
 
     Each worker raises by itself: the program is the same on all of them, and under a transform nothing can be agreed
@@ -102,10 +102,10 @@ def refuse_transforms(module: torch.nn.Module, says: str, input: Sequence[Any]) 
     """
     if peek_interpreter_stack() is not None:
         raise UnsupportedError(
-            f"{says} cannot be transformed by torch.func (grad, vmap, jvp).\n  fix: use torch.autograd.grad or backward()."
+            f"{title} cannot be transformed by torch.func (grad, vmap, jvp).\n  fix: use torch.autograd.grad or backward()."
         )
     if forward_ad._current_level < 0:
         return
     tensors = [x for x in (*input, *module.parameters(), *module.buffers()) if isinstance(x, Tensor)]
     if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
-        raise UnsupportedError(f"{says} has no forward-mode derivative.\n  fix: use torch.autograd.grad or backward().")
+        raise UnsupportedError(f"{title} has no forward-mode derivative.\n  fix: use torch.autograd.grad or backward().")

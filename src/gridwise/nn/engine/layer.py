@@ -75,7 +75,7 @@ class Layer(Module):
                 problem = str(error)
         assert self._transport is not None
         try:
-            agree_build(self._transport, self._team, self._says, problem, device)
+            agree_build(self._transport, self._team, self._title, problem, device)
         except GridwiseError:
             self._transport.uncount(self._counted_as)
             raise
@@ -104,7 +104,7 @@ class Layer(Module):
             self.register_buffer(name, block)
         self._label()
         if transport.rank in spread.holders and len(sharers := spread.sharers(transport.rank)) > 1:
-            title = f"{name} of {self._says}"
+            title = f"{name} of {self._title}"
             key = key_of(f"{self._ticket.key} {name}")
             self._shared[name] = (Shared(transport, sharers, title), key)
 
@@ -113,7 +113,7 @@ class Layer(Module):
         if name in self._spreads:
             refuse_dtensor(name, param, self._spreads[name].layout)
         if param is not None and (problem := self._problem_with_shape(name, param)):
-            raise PartitionError(f"{self._says}: {problem}")
+            raise PartitionError(f"{self._title}: {problem}")
         super().register_parameter(name, param)
 
     def _problem_with_state(self, input: tuple) -> str | None:
@@ -137,7 +137,7 @@ class Layer(Module):
         for name, spread in self._spreads.items():
             if spread.layout.grid.size > 1 and name not in self._parameters and name not in self._buffers:
                 raise UnsupportedError(
-                    f"{self._says}: `{name}` is cut over the workers, and something computes it from its block alone (a "
+                    f"{self._title}: `{name}` is cut over the workers, and something computes it from its block alone (a "
                     "parametrization, spectral or weight norm, pruning).\n  fix: apply that to layers whose parameters are "
                     "whole."
                 )
@@ -240,7 +240,7 @@ class Layer(Module):
             with torch.no_grad():
                 call(one)
         except RuntimeError as error:
-            raise PartitionError(f"{self._says}: {error}") from None
+            raise PartitionError(f"{self._title}: {error}") from None
 
     # Conversion, saving and loading
 
@@ -307,7 +307,7 @@ class GeneratorsDiffer(UserWarning):
 
 
 def agree_build(
-    transport: Transport, team: Team, says: str, problem: str | None, device: torch.device | str | None = None
+    transport: Transport, team: Team, title: str, problem: str | None, device: torch.device | str | None = None
 ) -> None:
     """Agree that all workers of a layer build it, from one state of the random generators: that of the first worker.
 
@@ -315,29 +315,29 @@ def agree_build(
     """
     if transport.rank not in team or len(team) == 1:
         if problem is not None:
-            raise PartitionError(f"{says}: {problem}")
+            raise PartitionError(f"{title}: {problem}")
         return
     generators = generators_for(device)
     states = [generator.get_state() for generator in generators]
-    key, drawn = key_of(says), xxhash.xxh3_64_intdigest(torch.cat(states).numpy().tobytes()) >> 2
+    key, drawn = key_of(title), xxhash.xxh3_64_intdigest(torch.cat(states).numpy().tobytes()) >> 2
     ballot = Ballot()
     same_layer, same_state, fails = ballot.equal(key), ballot.equal(drawn), ballot.any(problem is not None)
-    what = f"the construction of {says}"
+    what = f"the construction of {title}"
     ballot.count(transport, team, what)
     if ballot.read(same_layer) is None:
         raise MismatchError(
             "the workers construct different layers, or the same ones in another order.",
-            gather_lines(transport, team, f"constructs {says}"),
+            gather_lines(transport, team, f"constructs {title}"),
             "construct the same layers with the same arguments in the same order on all workers.",
         )
     if ballot.read(fails):
-        raise PartitionError(f"{says} cannot be constructed.", gather_lines(transport, team, problem))
+        raise PartitionError(f"{title} cannot be constructed.", gather_lines(transport, team, problem))
     if ballot.read(same_state) is None:
         for generator, state in zip(generators, states, strict=True):
             transport.copy_from(state, team[0], team, what)
             generator.set_state(state)
         warnings.warn(
-            f"{says}: the random generators of workers {team} differ. Initial values are drawn from the state of "
+            f"{title}: the random generators of workers {team} differ. Initial values are drawn from the state of "
             f"worker {team[0]}, which all of them have now. Call torch.manual_seed with one seed on all workers.",
             GeneratorsDiffer,
             stacklevel=4,

@@ -106,7 +106,7 @@ class Module(torch.nn.Module):
         self._is_outside = False
         """Whether this worker is in none of the layer's partitions."""
         self._ticket = Ticket(key_of(type(self).__name__), 0)
-        self._says = type(self).__name__
+        self._title = type(self).__name__
         self._copies = 0
         self._replicas_are_new = True
         """Whether replicas have not been compared since they were made, loaded or assigned."""
@@ -140,6 +140,11 @@ class Module(torch.nn.Module):
             self._forward_pre_hooks[self._own_hook] = self._forward_pre_hooks.pop(self._own_hook)
         return handle
 
+    @property
+    def _says(self) -> str:
+        """`_title` under its name of earlier versions, for layers outside this package."""
+        return self._title
+
     def _takes_part(self, *partitions: Partition, signature: str = "") -> None:
         """Name the partitions of this layer; `signature` (its arguments) tells it from others of its class."""
         transport = partitions[0].transport
@@ -147,7 +152,7 @@ class Module(torch.nn.Module):
         self._team = union_of([partition.grid for partition in partitions])
         self._is_outside = transport.rank not in self._team
         grids = " -> ".join(f"{partition.shape} of {_short(partition.ranks)}" for partition in partitions)
-        self._says = f"{type(self).__name__}({grids}{', ' if signature else ''}{signature})"
+        self._title = f"{type(self).__name__}({grids}{', ' if signature else ''}{signature})"
         text = self._counted_as = f"{type(self).__name__} {[p.grid.digest for p in partitions]} {signature}"
         self._ticket = Ticket(key_of(f"{text} #{transport.ordinal(text)}"), 0)
 
@@ -170,7 +175,7 @@ class Module(torch.nn.Module):
     @staticmethod
     def _distdl_forward_pre_hook(self: Module, input: tuple) -> None:
         """Set the layer up if necessary; registered as a forward pre-hook."""
-        refuse_transforms(self, self._says, input)
+        refuse_transforms(self, self._title, input)
         if (
             self._torch_structures
             and self._distdl_is_setup
@@ -211,15 +216,15 @@ class Module(torch.nn.Module):
         number = plan.number if plan is not None else 0
         if self._transport is not None:
             ticket = self._ticket.called_again()
-            number = agree_plan(self._transport, self._team, self._says, ticket.number, number, problem)
+            number = agree_plan(self._transport, self._team, self._title, ticket.number, number, problem)
             # a call counts once all have joined it; torch's own `__setattr__` is slow
             self.__dict__["_ticket"] = ticket
         elif problem is not None:
-            raise ValueError(f"{self._says}: {problem}")
+            raise ValueError(f"{self._title}: {problem}")
         if plan is None or not number:
             plan = self._common_plan(input) or self._set_up(input)
         if self._transport is not None and is_due(self._ticket.call):
-            agree_replicas(self._transport, self._team, self._says, self._replicas())
+            agree_replicas(self._transport, self._team, self._title, self._replicas())
         self._apply_plan(plan)
 
     def _plan_at_hand(self, input: tuple) -> LayerPlan | None:
@@ -241,7 +246,7 @@ class Module(torch.nn.Module):
             return None
         anew = self._was_reset or self._replicas_are_new
         candidates = self._plans.candidates(() if anew else self._structure_of(input))
-        number = agree_common(self._transport, self._team, self._says, candidates)
+        number = agree_common(self._transport, self._team, self._title, candidates)
         return self._plans.take(number) if number else None
 
     def _set_up(self, input: tuple) -> LayerPlan:
@@ -252,10 +257,10 @@ class Module(torch.nn.Module):
         self._plans.current = None
         if self._transport is not None and (mode := self._mode()) is not None:
             new, mode = self._replicas_are_new, (mode, without_shapes(self._state_structure()))
-            new = agree_mode(self._transport, self._team, self._says, mode, self, new)
+            new = agree_mode(self._transport, self._team, self._title, mode, self, new)
             self._refuse_state()
             if new:
-                agree_replicas(self._transport, self._team, self._says, self._replicas())
+                agree_replicas(self._transport, self._team, self._title, self._replicas())
         if is_on():
             self.__dict__["_replicas_are_new"] = False
         self._assigned = names = set[str]()
@@ -282,14 +287,14 @@ class Module(torch.nn.Module):
             value = tuple(value)  # a change inside a list would go unnoticed
         elif name in self._fixed and self.__dict__.get(name, value) != value:
             raise PartitionError(
-                f"{self._says}: `{name}` (={self.__dict__[name]!r}) cannot be set to {value!r}: what each worker holds "
+                f"{self._title}: `{name}` (={self.__dict__[name]!r}) cannot be set to {value!r}: what each worker holds "
                 "depends on it.\n  fix: construct another layer."
             )
         super().__setattr__(name, value)
 
     def __delattr__(self, name: str) -> None:
         if name in self._settings or name in self._fixed:
-            raise PartitionError(f"{self._says}: `{name}` cannot be deleted.")
+            raise PartitionError(f"{self._title}: `{name}` cannot be deleted.")
         super().__delattr__(name)
 
     def _distdl_module_requires_reset(self, input: tuple) -> bool:

@@ -61,7 +61,7 @@ class DistributedBatchNorm(ChannelNorm):
 
     def _distdl_module_setup(self, input: tuple[Tensor]) -> None:
         layout = self._agree(input[0])
-        check_cut_like_parameters(self._says, layout, 1, self.num_features)
+        check_cut_like_parameters(self._title, layout, 1, self.num_features)
         mean, var, weight, bias = self.running_mean, self.running_var, self._block("weight"), self._block("bias")
         self._try_dtypes(
             lambda one: F.batch_norm(one(input[0], 2, 1), one(mean, 1), one(var, 1), one(weight, 1), one(bias, 1), True)
@@ -70,7 +70,7 @@ class DistributedBatchNorm(ChannelNorm):
         axes = [axis for axis in range(layout.grid.dim) if axis != 1]
         self._sets = self._sets_over(layout, axes, self._count).of_channels(layout)
         self._is_filled = layout.is_filled
-        self._sharing = Shared(self.P_x.transport, self._sets.members, f"parameters of {self._says}")
+        self._sharing = Shared(self.P_x.transport, self._sets.members, f"parameters of {self._title}")
 
     def forward(self, x: Tensor) -> Tensor:
         if self._is_outside:
@@ -79,7 +79,7 @@ class DistributedBatchNorm(ChannelNorm):
             return by_running(x, *self._weight_and_bias(), self.running_mean, self.running_var, self.eps)
         if self._count <= 1:
             raise PartitionError(
-                f"{self._says}: expected more than 1 value per channel when training, the global input has {self._count}."
+                f"{self._title}: expected more than 1 value per channel when training, the global input has {self._count}."
             )
         weight, bias = map(self._block, ("weight", "bias"))
         how = self._normalisation(weight, bias, shared=self._shared_value)

@@ -187,7 +187,7 @@ class Conv(ConvLayer):
         made = super()._shape_by_torch(shape, dtype)
         if any(extent <= 0 for extent in made[2:]):  # torch's kernels refuse this, but not all of its shape functions
             raise PartitionError(
-                f"{self._says} cannot take a global input of shape {shape}: Kernel size: "
+                f"{self._title} cannot take a global input of shape {shape}: Kernel size: "
                 f"({' x '.join(map(str, self.kernel_size))}), larger than the padded input."
             )
         return made
@@ -216,7 +216,7 @@ class Conv(ConvLayer):
             return None
         padding = tuple(line.native for line in self._share.rows)
         arguments = self._stride, padding, self._dilation, self.groups
-        return ConvNode(self.P_x.transport, self._team, self._says, self._share.fetch, *arguments)
+        return ConvNode(self.P_x.transport, self._team, self._title, self._share.fetch, *arguments)
 
     def _spread_work(self, source: Layout, shape: Shape) -> tuple[Grid, Cuts, list[Channels], list[Cuts]]:
         """The grid that computes, with axes (batch, channels, *space), and how each axis cuts the output."""
@@ -283,10 +283,10 @@ class Conv(ConvLayer):
         rank = self.P_x.transport.rank
         block = Layout.balanced(target, shape).block(rank).shape if rank in target else None
         part = None if outputs is None else outputs.shape
-        name = f"the adjoint of the sum of {self._says}"
+        name = f"the adjoint of the sum of {self._title}"
         back = Copy(self.P_x.transport, self._team, name, copies, part, self._nothing, block)
         forth = back.adjoint
-        forth.name = f"the sum of {self._says}"
+        forth.name = f"the sum of {self._title}"
         return forth, key_of(f"{self._ticket.key} sum")
 
     # Calling

@@ -154,7 +154,7 @@ class ConvTranspose(LayerFamily, ConvLayer):
 
     def _distdl_module_setup(self, input: tuple) -> None:
         self._asked = as_size(*input[1:])
-        agree_output_size(self.P_x.transport, self._team, self._says, self._asked)
+        agree_output_size(self.P_x.transport, self._team, self._title, self._asked)
         super()._distdl_module_setup(input[:1])
 
     def _shape_by_torch(self, shape: Shape, dtype: torch.dtype) -> Shape:
@@ -171,14 +171,14 @@ class ConvTranspose(LayerFamily, ConvLayer):
     def _plan(self, source: Layout, shape: Shape) -> None:
         if 0 in shape[2:]:
             raise PartitionError(
-                f"{self._says} has an empty output for a global input of shape {source.global_shape}: {shape}."
+                f"{self._title} has an empty output for a global input of shape {source.global_shape}: {shape}."
             )
         self._stride, self._dilation = self._each(self.stride), self._each(self.dilation)
         paddings = self._each(self.output_padding) if self._asked is None else ()
         for extra, stride, dilation in zip(paddings, self._stride, self._dilation, strict=False):
             if extra >= max(stride, dilation):
                 raise PartitionError(
-                    f"{self._says}: `output_padding` (={extra}) must be smaller than the stride (={stride}) or the "
+                    f"{self._title}: `output_padding` (={extra}) must be smaller than the stride (={stride}) or the "
                     f"dilation (={dilation})."
                 )
         rank, target = self.P_x.transport.rank, Layout.balanced(source.grid, shape)
@@ -207,7 +207,7 @@ class ConvTranspose(LayerFamily, ConvLayer):
         padding, extra = (tuple(cut.padding for cut in self._cuts), tuple(cut.output_padding for cut in self._cuts))
         crops = self._crops if any(self._crops) else ()
         arguments = self._stride, padding, self._dilation, self.groups, extra, crops
-        return ConvNode(self.P_x.transport, self._team, self._says, self._share.fetch, *arguments)
+        return ConvNode(self.P_x.transport, self._team, self._title, self._share.fetch, *arguments)
 
     def _rows(self, d: int, cuts: Cuts, extent: int) -> list[Rows]:
         window = self.kernel_size[d], self._stride[d], self._each(self.padding)[d], self._dilation[d]

@@ -81,7 +81,7 @@ class DistributedCrossEntropyLoss(DistributedLoss):
         self._block = self._layout.block(self.P_x.transport.rank)
         if self.weight is not None and self.weight.shape != (self._classes,):
             raise PartitionError(
-                f"{self._says}: `weight` of shape {tuple(self.weight.shape)} needs one entry for each of "
+                f"{self._title}: `weight` of shape {tuple(self.weight.shape)} needs one entry for each of "
                 f"{self._classes} classes.\n  fix: give the weights of all classes, on every worker."
             )
         team = self.P_x.grid.team_along(self.P_x.transport.rank, (self.class_dim,))
@@ -89,7 +89,7 @@ class DistributedCrossEntropyLoss(DistributedLoss):
         self._is_first = self.P_x.transport.rank == team[0]
         if self._splits_classes:  # the number of classes was unknown when the targets were first checked
             problem = self._problem_with_values(input[1], self._classes)
-            agree_call(self.P_x.transport, self._team, self._says, self._ticket.number, False, problem)
+            agree_call(self.P_x.transport, self._team, self._title, self._ticket.number, False, problem)
 
     @property
     def _classes(self) -> int:
@@ -118,7 +118,7 @@ class DistributedCrossEntropyLoss(DistributedLoss):
         plan = super()._common_plan(input)
         if plan is not None and self._splits_classes:  # not the plan for which the targets were checked
             problem = self._problem_with_values(input[1], self._classes_of(plan))
-            agree_call(self.P_x.transport, self._team, self._says, self._ticket.number, False, problem)
+            agree_call(self.P_x.transport, self._team, self._title, self._ticket.number, False, problem)
         return plan
 
     def _classes_of(self, plan: LayerPlan) -> int:
@@ -152,7 +152,7 @@ class DistributedCrossEntropyLoss(DistributedLoss):
         if self._splits_classes:
             terms = self._partial(input.float() if input.dtype in HALVES else input, target)
             if self.reduction == "none":
-                sum_terms = AllSum(self.P_x.transport, self._team, self._says, self._class_team)
+                sum_terms = AllSum(self.P_x.transport, self._team, self._title, self._class_team)
                 losses = self._move(terms, sum_terms, self._records, step=1).to(_result_dtype(input))
                 return losses if self._is_first else losses.flatten()[:0]
             partial = terms.sum()
@@ -234,8 +234,8 @@ class DistributedCrossEntropyLoss(DistributedLoss):
         dim = self.class_dim
         samples = input.shape[:dim] + input.shape[dim + 1 :]
         largest = input.detach().amax(dim) if input.shape[dim] else input.new_full(samples, -math.inf)
-        shifted = input - all_max(largest, self.P_x.transport, self._class_team, self._says).unsqueeze(dim)
-        whole = AllSum(self.P_x.transport, self._team, self._says, self._class_team)
+        shifted = input - all_max(largest, self.P_x.transport, self._class_team, self._title).unsqueeze(dim)
+        whole = AllSum(self.P_x.transport, self._team, self._title, self._class_team)
         return shifted, self._move(shifted.exp().sum(dim), whole, self._records, step=2).log()
 
 

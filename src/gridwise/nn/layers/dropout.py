@@ -59,7 +59,7 @@ class DistributedDropout(LayerFamily, Module):
 
     def _distdl_module_setup(self, input: tuple[Tensor]) -> None:
         _check_probability(self.p)
-        self._layout, _ = agree_layout(self.P_x.transport, self._team, self._says, self.P_x.grid, input[0])
+        self._layout, _ = agree_layout(self.P_x.transport, self._team, self._title, self.P_x.grid, input[0])
 
     def _mode(self) -> Hashable:
         return self.training, super()._mode()
@@ -71,7 +71,7 @@ class DistributedDropout(LayerFamily, Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0.0:
             return x
-        key = draw_key(self.P_x.transport, self._team, self._says)
+        key = draw_key(self.P_x.transport, self._team, self._title)
         if self._is_outside:
             return x.clone()
         return self._drop(x, self._kept(x, key))

@@ -98,25 +98,25 @@ class InstanceNorm(LayerFamily, ChannelNorm):
 
     def _distdl_module_setup(self, input: tuple[Tensor]) -> None:
         transport, x = self.P_x.transport, input[0]
-        self._unbatched = agree_unbatched(transport, self._team, self._says, x.dim() == self.dims + 1)
+        self._unbatched = agree_unbatched(transport, self._team, self._title, x.dim() == self.dims + 1)
         layout, self._agreed = agree_layout(
-            transport, self._team, self._says, self._grid, x.unsqueeze(0) if self._unbatched else x
+            transport, self._team, self._title, self._grid, x.unsqueeze(0) if self._unbatched else x
         )
         channels = layout.global_shape[1]
         values = tuple(map(self._block, ("weight", "bias")))
         self._try_dtypes(lambda one: F.instance_norm(one(x, 1, 1, 2), None, None, *(one(value, 1) for value in values)))
         if self.affine or any(value is not None for value in (*values, self.running_mean)):
-            check_cut_like_parameters(self._says, layout, 1, self.num_features)
+            check_cut_like_parameters(self._title, layout, 1, self.num_features)
         elif channels != self.num_features:
             warnings.warn(
-                f"{self._says}: the global input has {channels} channels, not {self.num_features}; without `affine` "
+                f"{self._title}: the global input has {channels} channels, not {self.num_features}; without `affine` "
                 "that number is not used.",
                 stacklevel=2,
             )
         self._samples = layout.global_shape[0]
         self._sets = self._sets_over(layout, range(2, layout.grid.dim), math.prod(layout.global_shape[2:]))
         along_batch = tuple(sorted(layout.grid.team_along(transport.rank, (0,))))
-        self._over_samples = AllSum(transport, self._team, f"the running statistics of {self._says}", along_batch)
+        self._over_samples = AllSum(transport, self._team, f"the running statistics of {self._title}", along_batch)
 
     def _problem_with_state(self, input: tuple) -> str | None:
         if self.track_running_stats and not self.training and self.running_mean is None:
@@ -140,7 +140,7 @@ class InstanceNorm(LayerFamily, ChannelNorm):
     def _by_batch(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         """`x` normalised by the statistics of each sample and channel; updates the running statistics."""
         if self._sets.count == 1:
-            raise PartitionError(f"{self._says}: expected more than 1 spatial element when training, got 1.")
+            raise PartitionError(f"{self._title}: expected more than 1 spatial element when training, got 1.")
         if not self._samples * self._sets.count:
             return of_nothing(x, weight, bias)
         running = Running(self.running_mean, self.running_var, self.momentum or 0.0)

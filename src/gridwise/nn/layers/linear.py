@@ -101,12 +101,12 @@ class DistributedLinear(Layer):
         return problem_with_tensor(input, dense=self.P_w is not None or self.P_x.shape[-1] > 1)  # where it is sent
 
     def _distdl_module_setup(self, input: tuple[Tensor]) -> None:
-        transport, says = self.P_x.transport, self._says
-        layout, agreed = agree_layout(transport, self._team, says, self.P_x.grid, input[0])
+        transport, title = self.P_x.transport, self._title
+        layout, agreed = agree_layout(transport, self._team, title, self.P_x.grid, input[0])
         shape = layout.global_shape
         if shape[-1] != self.in_features:
             raise PartitionError(
-                f"{says} needs {self.in_features} features in the last dim of the global input, got {shape[-1]}."
+                f"{title} needs {self.in_features} features in the last dim of the global input, got {shape[-1]}."
             )
         self._agreed = agreed
         x = torch.empty(0, dtype=agreed.dtype, device=agreed.device)
@@ -118,7 +118,7 @@ class DistributedLinear(Layer):
         if self.P_w is None:
             if layout.grid.shape[-1] > 1:
                 plan = gathering(layout, (layout.grid.dim - 1,), transport.rank)
-                self._fetch = Move(transport, self._team, says, plan, torch.clone)
+                self._fetch = Move(transport, self._team, title, plan, torch.clone)
             return
         batch = input[0].shape[0] if self.P_x.active else shape[0]
 
@@ -127,13 +127,13 @@ class DistributedLinear(Layer):
 
         p_out, p_in = self.P_w.shape
         needs = _needs(self.P_w.ranks, p_out, shape[:-1], self.in_features, p_in)
-        self._fetch = Move(transport, self._team, says, route(layout, needs, transport.rank), nothing)
+        self._fetch = Move(transport, self._team, title, route(layout, needs, transport.rank), nothing)
         turned = tuple(self.P_w.ranks[i * p_in + j] for j in range(p_in) for i in range(p_out))
         partial = _needs(turned, p_in, shape[:-1], self.out_features, p_out)
         target = Layout.balanced(self.P_y.grid, (*shape[:-1], self.out_features))
-        back = Move(transport, self._team, f"the adjoint of {says}", route(target, partial, transport.rank), nothing)
+        back = Move(transport, self._team, f"the adjoint of {title}", route(target, partial, transport.rank), nothing)
         self._collect = back.adjoint
-        self._collect.name = says
+        self._collect.name = title
 
     def forward(self, x: Tensor) -> Tensor:
         if self._is_outside:

@@ -133,16 +133,16 @@ class DistributedLoss(LayerFamily, Module):
 
     def _over_workers(self, partial: Tensor) -> Tensor:
         """The sum of `partial` over all workers."""
-        return self._move(partial, GlobalSum(self.P_x.transport, self._team, self._says), self._records)
+        return self._move(partial, GlobalSum(self.P_x.transport, self._team, self._title), self._records)
 
     def _distdl_module_setup(self, input: tuple[Tensor, Tensor]) -> None:
         self._check_settings()
         x, target = input
         grid = self.P_x.grid
-        self._layout, agreed = agree_layout(self.P_x.transport, self._team, self._says, grid, x)
+        self._layout, agreed = agree_layout(self.P_x.transport, self._team, self._title, grid, x)
         self._records = agreed.requires_grad
         if target.dim() == x.dim():
-            _, wants = agree_layout(self.P_x.transport, self._team, f"{self._says}, its target,", grid, target)
+            _, wants = agree_layout(self.P_x.transport, self._team, f"{self._title}, its target,", grid, target)
             self._records |= wants.requires_grad
 
     def _distdl_module_teardown(self, input: tuple[Tensor, Tensor]) -> None:
@@ -290,7 +290,7 @@ class DistributedBCEWithLogitsLoss(DistributedLoss):
     def _distdl_module_setup(self, input: tuple[Tensor, Tensor]) -> None:
         super()._distdl_module_setup(input)
         for name, weight in self.named_buffers():
-            _check_broadcasts(self._says, name, weight.shape, self._layout.global_shape)
+            _check_broadcasts(self._title, name, weight.shape, self._layout.global_shape)
 
 
 class DistributedBCELoss(DistributedBCEWithLogitsLoss):

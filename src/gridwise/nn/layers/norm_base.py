@@ -32,13 +32,13 @@ class Norm(Layer):
         return problem_with_tensor(input)
 
     def _agree(self, x: Tensor) -> Layout:
-        layout, agreed = agree_layout(self.P_x.transport, self._team, self._says, self.P_x.grid, x)
+        layout, agreed = agree_layout(self.P_x.transport, self._team, self._title, self.P_x.grid, x)
         self._agreed: Structure = agreed
         return layout
 
     def _sets_over(self, layout: Layout, axes: Sequence[int], count: int) -> Sets:
         members = tuple(sorted(layout.grid.team_along(self.P_x.transport.rank, axes)))
-        return Sets(self.P_x.transport, self._team, self._says, members, count)
+        return Sets(self.P_x.transport, self._team, self._title, members, count)
 
     def _normalisation(self, *parameters: Tensor | None, shared: SharedValue | None = None) -> Normalisation:
         """How this call normalises, with these parameters."""
@@ -112,14 +112,14 @@ def without_bias(layer: torch.nn.Module) -> torch.nn.Module:
     return layer
 
 
-def check_cut_like_parameters(says: str, layout: Layout, dim: int, extent: int) -> None:
+def check_cut_like_parameters(title: str, layout: Layout, dim: int, extent: int) -> None:
     """Raise unless dim `dim` of the input has the parameters' extent and is cut like them, into balanced blocks."""
     found = layout.global_shape[dim]
     if found != extent:
-        raise PartitionError(f"{says} needs an extent of {extent} along dim {dim} of the global input, got {found}.")
+        raise PartitionError(f"{title} needs an extent of {extent} along dim {dim} of the global input, got {found}.")
     balanced = Layout.balanced(layout.grid, layout.global_shape).cuts[dim]
     if layout.cuts[dim] != balanced:
         raise PartitionError(
-            f"{says} has its parameters in blocks {balanced}, the input is cut along dim {dim} at {layout.cuts[dim]}.\n"
+            f"{title} has its parameters in blocks {balanced}, the input is cut along dim {dim} at {layout.cuts[dim]}.\n"
             "  fix: Repartition the input to balanced blocks first."
         )

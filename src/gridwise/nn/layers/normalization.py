@@ -78,7 +78,7 @@ class DistributedLayerNorm(Norm):
             lambda one: F.layer_norm(one(input[0], 2, 1), (1,), *(one(self._block(n), 1) for n in ("weight", "bias")))
         )
         for d, extent in enumerate(self.normalized_shape, start=self._lead):
-            check_cut_like_parameters(self._says, layout, d, extent)
+            check_cut_like_parameters(self._title, layout, d, extent)
         self._sets = self._sets_over(layout, range(self._lead, layout.grid.dim), math.prod(self.normalized_shape))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -149,14 +149,14 @@ class DistributedGroupNorm(Norm):
         )
         if not isinstance(self.num_groups, int) or self.num_groups < 1 or self.num_channels % self.num_groups:
             raise PartitionError(
-                f"{self._says}: `num_groups` (={self.num_groups}) must divide the {self.num_channels} channels."
+                f"{self._title}: `num_groups` (={self.num_groups}) must divide the {self.num_channels} channels."
             )
-        check_cut_like_parameters(self._says, layout, 1, self.num_channels)
+        check_cut_like_parameters(self._title, layout, 1, self.num_channels)
         block = layout.block(self.P_x.transport.rank)
         in_group = self.num_channels // self.num_groups
         self._sets = self._sets_over(layout, range(1, layout.grid.dim), in_group * math.prod(layout.global_shape[2:]))
         if self._sets.count * layout.global_shape[0] == 1:  # torch refuses this; it counts the samples too
-            raise PartitionError(f"{self._says}: expected more than 1 value per group, got 1.")
+            raise PartitionError(f"{self._title}: expected more than 1 value per group, got 1.")
         self._sets.in_groups(block, in_group, self.num_channels, input[0].device)
 
     def forward(self, x: Tensor) -> Tensor:

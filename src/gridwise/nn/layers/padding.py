@@ -42,7 +42,7 @@ class Pad(WindowedLayer):
     def _refuse_negative(self) -> None:
         if self.mode == "circular" and min(self.padding) < 0:
             raise UnsupportedError(
-                f"{self._says}: negative circular padding is not supported: torch crops first, then wraps the rest.\n"
+                f"{self._title}: negative circular padding is not supported: torch crops first, then wraps the rest.\n"
                 "  fix: crop the tensor first, then pad by the positive amounts only."
             )
 
@@ -50,7 +50,7 @@ class Pad(WindowedLayer):
         self._refuse_negative()
         if len(self.padding) > 2 * self.dims:
             raise PartitionError(
-                f"{self._says}: `padding` (={self.padding}) reaches beyond the {self.dims} dims of space."
+                f"{self._title}: `padding` (={self.padding}) reaches beyond the {self.dims} dims of space."
             )
         self._share = self._share_on_grid(source, shape, wrap=self.mode == "circular", fill=self.value)
 

@@ -142,7 +142,7 @@ class MaxPool(LayerFamily, DistributedPoolingBase):
             first = start % dilation
             if (start + padding) // stride < cuts[-1] and not first < min(extent, start + dilation * (kernel - 1) + 1):
                 raise PartitionError(
-                    f"{self._says}: dim {2 + d} of extent {extent} has a window without any input (it starts at {start} "
+                    f"{self._title}: dim {2 + d} of extent {extent} has a window without any input (it starts at {start} "
                     f"with {kernel} rows at distance {dilation}): its maximum is undefined.\n"
                     "  fix: less padding or dilation."
                 )

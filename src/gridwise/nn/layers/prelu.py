@@ -64,10 +64,10 @@ class DistributedPReLU(Layer):
         return problem_with_tensor(input)
 
     def _distdl_module_setup(self, input: tuple[Tensor]) -> None:
-        layout: Layout = agree_layout(self.P_x.transport, self._team, self._says, self.P_x.grid, input[0])[0]
+        layout: Layout = agree_layout(self.P_x.transport, self._team, self._title, self.P_x.grid, input[0])[0]
         self._try_dtypes(lambda one: F.prelu(one(input[0], 1, 1), one(self._block("weight"), 1)))
         if self.num_parameters > 1:
-            check_cut_like_parameters(self._says, layout, 1, self.num_parameters)
+            check_cut_like_parameters(self._title, layout, 1, self.num_parameters)
 
     def forward(self, x: Tensor) -> Tensor:
         if self._is_outside:

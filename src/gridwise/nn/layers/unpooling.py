@@ -95,18 +95,18 @@ class MaxUnpool(LayerFamily, WindowedLayer):
         stride = self.kernel_size if self.stride is None else self.stride
         sizes = {"kernel_size": self.kernel_size, "stride": stride, "padding": self.padding}
         if problem := problem_with_sizes(self.dims, **sizes):
-            raise PartitionError(f"{self._says}: {problem}.")
+            raise PartitionError(f"{self._title}: {problem}.")
         self._kernel, self._stride, self._padding = map(self._each, sizes.values())
         self._asked = as_size(*size)
-        agree_output_size(transport, team, self._says, self._asked)
+        agree_output_size(transport, team, self._title, self._asked)
         super()._distdl_module_setup((x,))
         problem = self._misplaced(indices)
         ballot = Ballot()
         found = ballot.any(problem is not None)
-        ballot.count(transport, team, self._says)
+        ballot.count(transport, team, self._title)
         if ballot.read(found):
             raise PartitionError(
-                f"{self._says} got indices that it cannot take.", gather_lines(transport, team, problem)
+                f"{self._title} got indices that it cannot take.", gather_lines(transport, team, problem)
             )
 
     def _shape_by_torch(self, shape: Shape, dtype: torch.dtype) -> Shape:
@@ -119,12 +119,12 @@ class MaxUnpool(LayerFamily, WindowedLayer):
                 not -s < n - reached < s for n, reached, s in zip(asked, found, self._stride, strict=True)
             ):
                 raise PartitionError(
-                    f"{self._says}: invalid output_size {size} for a global input of shape {shape}.\n"
+                    f"{self._title}: invalid output_size {size} for a global input of shape {shape}.\n"
                     f"  fix: {self.dims} numbers less than the stride {self._stride} away from {found}."
                 )
             found = tuple(asked)
         if min(found) < 1 or 0 in shape[1:]:
-            raise PartitionError(f"{self._says} has an empty output for a global input of shape {shape}.")
+            raise PartitionError(f"{self._title} has an empty output for a global input of shape {shape}.")
         return *shape[:2], *found
 
     def _plan(self, source: Layout, shape: Shape) -> None:
@@ -133,7 +133,7 @@ class MaxUnpool(LayerFamily, WindowedLayer):
         needs = Needs.of_layout(target)
         for d, (k, s, p, n) in enumerate(window, 2):
             needs = needs.along(d, [transposed_need(outputs, k, s, p, 1, n) for outputs in pairwise(target.cuts[d])])
-        self._fetch = Move(self.P_x.transport, self._team, self._says, route(source, needs, rank), torch.clone)
+        self._fetch = Move(self.P_x.transport, self._team, self._title, route(source, needs, rank), torch.clone)
         self._source, self._outputs, self._extents = source, target.block(rank), shape[2:]
 
     def _misplaced(self, indices: Tensor) -> str | None:

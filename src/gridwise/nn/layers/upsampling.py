@@ -123,7 +123,7 @@ class DistributedUpsample(Module):
 
     def _distdl_module_setup(self, input: tuple[Tensor]) -> None:
         _check_mode(self.mode)
-        layout, agreed = agree_layout(self.P_x.transport, self._team, self._says, self.P_x.grid, input[0])
+        layout, agreed = agree_layout(self.P_x.transport, self._team, self._title, self.P_x.grid, input[0])
         self._plan(layout, self._output_shape(layout.global_shape), input[0])
         self._records = agreed.requires_grad
 
@@ -141,7 +141,7 @@ class DistributedUpsample(Module):
         needs = Needs(layout.grid, (*own.intervals[:2], *rows), own.wrap)
         self._fetch = None
         if needs.intervals != own.intervals:
-            self._fetch = Move(self.P_x.transport, self._team, self._says, route(layout, needs, me), torch.clone)
+            self._fetch = Move(self.P_x.transport, self._team, self._title, route(layout, needs, me), torch.clone)
         index = layout.grid.index_of(me)
         self._local = [line[i] for line, i in zip(plans, index[2:], strict=True)]
         self._block = self.layout.block(me)
@@ -217,9 +217,9 @@ class DistributedUpsample(Module):
                 self.recompute_scale_factor,
             )
         except (ValueError, TypeError, NotImplementedError, RuntimeError, AssertionError, ZeroDivisionError) as error:
-            raise PartitionError(f"{self._says} of a global input of shape {tuple(shape)}: {error}") from error
+            raise PartitionError(f"{self._title} of a global input of shape {tuple(shape)}: {error}") from error
         if 0 in (*shape[1:], *y.shape[2:]):  # torch refuses this too, but not on the meta device
-            raise PartitionError(f"{self._says} of a global input of shape {tuple(shape)} would be empty.")
+            raise PartitionError(f"{self._title} of a global input of shape {tuple(shape)} would be empty.")
         return (shape[0], *y.shape[1:])
 
     def _scale(self, d: int) -> float | None:

@@ -41,12 +41,12 @@ class GridCopy(Primitive):
         copied_from = copies.source_of(me) if me in copies.target else None
         brings = copied_from if self.backwards else me  # the owner of the team to which this worker contributes
         groups = [(members, owner == brings) for owner, members in teams]
-        shapes, agreed = agree_same(transport, self._team, self._says, input[0], groups)
+        shapes, agreed = agree_same(transport, self._team, self._title, input[0], groups)
         known = dict(zip((owner for owner, _ in teams), shapes, strict=True))
         copied = None if copied_from is None else known[copied_from]
-        forth = Copy(transport, self._team, self._says, copies, copied, self._nothing, known.get(me))
+        forth = Copy(transport, self._team, self._title, copies, copied, self._nothing, known.get(me))
         if not self.backwards:
             return self._plan(forth, agreed)
         back = forth.adjoint
-        forth.name, back.name = f"the adjoint of {self._says}", self._says
+        forth.name, back.name = f"the adjoint of {self._title}", self._title
         return self._plan(back, agreed)

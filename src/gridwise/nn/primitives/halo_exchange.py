@@ -68,7 +68,7 @@ class HaloExchange(Primitive):
 
     def _distdl_module_setup(self, input: tuple[Tensor, ...]) -> None:
         transport = self.P_x.transport
-        layout, agreed = agree_layout(transport, self._team, self._says, self.P_x.grid, input[0])
+        layout, agreed = agree_layout(transport, self._team, self._title, self.P_x.grid, input[0])
         blocks = Needs.of_layout(layout)
         intervals = tuple(
             tuple((max(0, start - before), min(extent, stop + after)) for start, stop in line)
@@ -77,4 +77,4 @@ class HaloExchange(Primitive):
             )
         )
         plan = route(layout, Needs(layout.grid, intervals, blocks.wrap), transport.rank)
-        self._plan(Move(transport, self._team, self._says, plan, self._nothing), agreed)
+        self._plan(Move(transport, self._team, self._title, plan, self._nothing), agreed)

@@ -74,17 +74,17 @@ class Repartition(Primitive):
 
     def _distdl_module_setup(self, input: tuple[Tensor, ...]) -> None:
         transport = self.P_x.transport
-        source, agreed = agree_layout(transport, self._team, self._says, self.P_x.grid, input[0])
+        source, agreed = agree_layout(transport, self._team, self._title, self.P_x.grid, input[0])
         target = Layout.balanced(self.P_y.grid, source.global_shape)
         if self.cuts:
             target = Layout(self.P_y.grid, tuple(map(_chosen, self.cuts, target.cuts)))
             if target.global_shape != source.global_shape:
                 raise PartitionError(
-                    f"{self._says}: `cuts` describe a tensor of shape {target.global_shape}, the input has "
+                    f"{self._title}: `cuts` describe a tensor of shape {target.global_shape}, the input has "
                     f"{source.global_shape}.\n  fix: let the last cut of each dim be its extent."
                 )
         plan = route(source, Needs.of_layout(target), transport.rank)
-        self._plan(Move(transport, self._team, self._says, plan, self._nothing), agreed)
+        self._plan(Move(transport, self._team, self._title, plan, self._nothing), agreed)
 
 
 def _chosen(wish: Sequence[int] | None, balanced: tuple[int, ...]) -> tuple[int, ...]:

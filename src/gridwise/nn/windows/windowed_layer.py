@@ -166,9 +166,9 @@ class WindowedLayer(Layer):
     def _distdl_module_setup(self, input: tuple) -> None:
         x = input[0]
         mine = x.dim() == self.dims + 1 if self.P_x.active else None
-        self._unbatched = agree_unbatched(self.P_x.transport, self._team, self._says, mine)
+        self._unbatched = agree_unbatched(self.P_x.transport, self._team, self._title, mine)
         x = self._batched(x)
-        source, self._agreed = agree_layout(self.P_x.transport, self._team, self._says, self._grid_x, x)
+        source, self._agreed = agree_layout(self.P_x.transport, self._team, self._title, self._grid_x, x)
         self._batch = x.shape[0] if self.P_x.active else source.global_shape[0]
         self._plan(source, self._shape_by_torch(source.global_shape, self._agreed.dtype))
 
@@ -191,7 +191,7 @@ class WindowedLayer(Layer):
                 warnings.simplefilter("ignore")  # about a computation that is not carried out
                 y = template(x)
         except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
-            asked = f"{self._says} cannot take a global input of shape {tuple(x.shape)}, {dtype}"
+            asked = f"{self._title} cannot take a global input of shape {tuple(x.shape)}, {dtype}"
             raise PartitionError(f"{asked}: {error}") from None
         y = y[0] if isinstance(y, tuple) else y
         return (1, *y.shape) if self._unbatched else tuple(y.shape)
@@ -199,7 +199,7 @@ class WindowedLayer(Layer):
     def _need_channels(self, given: int, wanted: int) -> None:
         if given != wanted:
             raise PartitionError(
-                f"{self._says} needs `in_channels` (={wanted}) channels in dim 1 of the global input, got {given}.\n"
+                f"{self._title} needs `in_channels` (={wanted}) channels in dim 1 of the global input, got {given}.\n"
                 "  fix: channels are counted over all blocks of the grid, in the arguments and in the input."
             )
 
@@ -237,7 +237,7 @@ class WindowedLayer(Layer):
         plan = route(source, needs, rank)
         margins = ((0, 0), (0, 0), *(rows.margin for rows in mine)) if mine else ()
         options = self._nothing, margins, fill, self._fresh_gradients
-        return Fetch(self.P_x.transport, self._team, self._says, plan, *options), mine
+        return Fetch(self.P_x.transport, self._team, self._title, plan, *options), mine
 
     def _share_on_grid(self, source: Layout, shape: Shape, wrap: bool = False, fill: float = 0.0) -> Share:
         """This worker's part if the output is balanced on the grid of the input, and channels are not mixed."""

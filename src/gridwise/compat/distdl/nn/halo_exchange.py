@@ -95,7 +95,7 @@ class HaloExchange(Primitive):
 
     def _distdl_module_setup(self, input: tuple[Tensor, ...]) -> None:
         transport, grid = self.P_x.transport, self.P_x.grid
-        layout, agreed = agree_layout(transport, self._team, self._says, grid, self._inner(input[0]))
+        layout, agreed = agree_layout(transport, self._team, self._title, grid, self._inner(input[0]))
         halos = Communicator(self.P_x).allgather(self.halo_shape)
         intervals = tuple(self._needs_along(d, layout, halos) for d in range(grid.dim))
         plan = route(layout, Needs(grid, intervals, self._periodic), transport.rank)
@@ -105,7 +105,7 @@ class HaloExchange(Primitive):
             self._region.append((before - (layout.cuts[d][place] - start), stop - start))
         if self.recv_buffer_shape is not None and self.send_buffer_shape is not None:
             self.slices = self._assemble_slices(input[0].shape, self.recv_buffer_shape, self.send_buffer_shape)
-        self._plan(Move(transport, self._team, self._says, plan, self._nothing), agreed)
+        self._plan(Move(transport, self._team, self._title, plan, self._nothing), agreed)
 
     def _assemble_slices(
         self, x_local_shape: Sequence[int], recv_buffer_shape: object, send_buffer_shape: object
@@ -127,7 +127,7 @@ class HaloExchange(Primitive):
             widths = {halos[i][d] for i, rank in enumerate(grid.ranks) if grid.index_of(rank)[d] == place}
             if len(widths) > 1:
                 raise PartitionError(
-                    f"{self._says}: workers with index {place} along axis {d} have different halos there: {sorted(widths)}."
+                    f"{self._title}: workers with index {place} along axis {d} have different halos there: {sorted(widths)}."
                 )
             before, after = widths.pop()
             wide = start - before, stop + after

@@ -96,7 +96,7 @@ class RootParameters(Layer):
                 continue  # a buffer, or absent
             if rank not in spread.holders or len(team := spread.sharers(rank)) == 1:
                 continue
-            what = f"{name} of {self._says}"
+            what = f"{name} of {self._title}"
             value = self._parameters.get(name) if self._owns(name) else self.__dict__["_replica_of"][name]
             if value is None:
                 continue
@@ -121,7 +121,7 @@ class RootParameters(Layer):
         assert self._transport is not None
         owner = next(rank for rank in team if rank in self._spreads[name].layout.grid)
         message = value.detach().contiguous()
-        self._transport.copy_from(message, owner, team, f"{name} of {self._says}")
+        self._transport.copy_from(message, owner, team, f"{name} of {self._title}")
         if message.data_ptr() != value.data_ptr() and not self._owns(name):
             value.data.copy_(message)
 

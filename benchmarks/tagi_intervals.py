@@ -26,7 +26,7 @@ from torch import Tensor
 
 import gridwise.tagi as tagi
 import gridwise.tagi.nn as nn
-from gridwise.tagi.estimators.tasks import network_of
+from gridwise.tagi.estimators.sklearn.tasks import network_of
 from gridwise.tagi.hrc_softmax import class_probabilities, class_tree
 from gridwise.tagi.sklearn import TAGIClassifier, TAGIRegressor
 

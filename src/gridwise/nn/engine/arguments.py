@@ -108,4 +108,6 @@ def refuse_transforms(module: torch.nn.Module, title: str, input: Sequence[Any])
         return
     tensors = [x for x in (*input, *module.parameters(), *module.buffers()) if isinstance(x, Tensor)]
     if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
-        raise UnsupportedError(f"{title} has no forward-mode derivative.\n  fix: use torch.autograd.grad or backward().")
+        raise UnsupportedError(
+            f"{title} has no forward-mode derivative.\n  fix: use torch.autograd.grad or backward()."
+        )

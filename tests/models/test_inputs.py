@@ -108,7 +108,7 @@ def test_what_distribute_is_told_about_arguments() -> None:
         gridwise.distribute(Masked(), P, mask=torch.ones(1))
     with pytest.raises(PartitionError, match=r"is no torch\.nn\.Module and no function"):
         gridwise.distribute(3, P)
-    with pytest.raises(UnsupportedError, match="a part called 'P_x'"):
+    with pytest.raises(UnsupportedError, match="has an attribute 'P_x'"):
         gridwise.distribute(nn.Sequential(OrderedDict(P_x=nn.Conv2d(1, 1, 1))), P)
 
 

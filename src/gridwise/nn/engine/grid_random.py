@@ -37,12 +37,6 @@ def draw_key(transport: Transport, team: Team, what: str) -> Key:
     return _drawn(transport, team, what)
 
 
-def key_at(key: Key, number: int) -> Key:
-    """A 63-bit key derived from `key`, different for each `number`."""
-    step = GAMMA * (2 * number + 1)
-    return (key + (_signed(step) if isinstance(key, Tensor) else step)) & (2**63 - 1)
-
-
 def _drawn(transport: Transport, team: Team, what: str) -> int:
     drawn = np.array([int(torch.empty((), dtype=torch.int64, device="cpu").random_())], dtype=np.int64)
     if transport.rank in team:

@@ -143,7 +143,7 @@ class DistributedUpsample(Module):
         if needs.intervals != own.intervals:
             self._fetch = Move(self.P_x.transport, self._team, self._title, route(layout, needs, me), torch.clone)
         index = layout.grid.index_of(me)
-        self._local = [line[i] for line, i in zip(plans, index[2:], strict=True)]
+        self._dims = [line[i] for line, i in zip(plans, index[2:], strict=True)]
         self._block = self.layout.block(me)
         self._kernel = getattr(torch.ops.aten, KERNELS[self.mode][len(cuts) - 1])
 
@@ -186,20 +186,20 @@ class DistributedUpsample(Module):
         made = dtype_after(lambda one: F.interpolate(one, (1,) * (x.dim() - 2), mode=self.mode), x)
         if not self._block.volume:
             return y.sum(dtype=made).expand(self._block.shape)
-        y = self._by_kernel(y) if all(dim.made for dim in self._local) else self._by_rows(y)
+        y = self._by_kernel(y) if all(dim.made for dim in self._dims) else self._by_rows(y)
         return y.to(made).contiguous(memory_format=memory_format_of(x))
 
     def _by_kernel(self, y: Tensor) -> Tensor:
         corners = () if self.mode in NEAREST else (bool(self.align_corners),)
-        y = self._kernel(y, [dim.made for dim in self._local], *corners, *(dim.scale for dim in self._local))
-        for d, dim in enumerate(self._local, 2):
+        y = self._kernel(y, [dim.made for dim in self._dims], *corners, *(dim.scale for dim in self._dims))
+        for d, dim in enumerate(self._dims, 2):
             if dim.extra:
                 y = y.narrow(d, dim.extra, dim.made - dim.extra)
         return y
 
     def _by_rows(self, y: Tensor) -> Tensor:
         y = y.float() if y.dtype in HALVES and self.mode not in NEAREST else y
-        for d, dim in reversed([*enumerate(self._local, 2)]):  # last dim first: its rows are short, and few as yet
+        for d, dim in reversed([*enumerate(self._dims, 2)]):  # last dim first: its rows are short, and few as yet
             y = dim.weights.take(y, d)
         return y
 

@@ -137,20 +137,20 @@ class ConvNode:
 class _Call:
     """What the backward of one call of a convolution needs to know."""
 
-    def __init__(self, single: ConvNode, sums: Sums, ticket: Ticket, wanted: tuple[bool, bool, bool]) -> None:
-        self.single, self.wanted = single, wanted
+    def __init__(self, node: ConvNode, sums: Sums, ticket: Ticket, wanted: tuple[bool, bool, bool]) -> None:
+        self.node, self.wanted = node, wanted
         self.ticket = Ticket(ticket.key + 2, ticket.call, ticket.depth)  # so that a worker without this node is noticed
-        self.fetch = single.fetch if wanted[0] else None
+        self.fetch = node.fetch if wanted[0] else None
         self.sums = [each if needed else None for each, needed in zip(sums, wanted[1:], strict=True)]
-        self.team = single.team if self.fetch or any(self.sums) else (single.transport.rank,)
+        self.team = node.team if self.fetch or any(self.sums) else (node.transport.rank,)
         """The workers that take part in backward: this one alone where nothing is sent."""
 
-    def plainly(self, y: Tensor, x: Tensor, weight: Tensor, kept: Sequence[Tensor]) -> Gradients:
+    def gradients_unrecorded(self, y: Tensor, x: Tensor, weight: Tensor, kept: Sequence[Tensor]) -> Gradients:
         """The gradients, from that of the outputs; nothing is recorded."""
-        if (border := self.single.border_for(x, weight)) is not None:
+        if (border := self.node.border_for(x, weight)) is not None:
             of_x, *parts = border.backward(y, x, weight, kept, self.wanted)
         else:
-            of_x, *parts = self.single.gradients(y, self.single.box_of(x, kept), weight, self.wanted)
+            of_x, *parts = self.node.gradients(y, self.node.box_of(x, kept), weight, self.wanted)
             if self.fetch is not None:
                 of_x = self.fetch.adjoint(cast(Tensor, of_x))
         return of_x, *self._summed(*parts)
@@ -170,17 +170,17 @@ class _Call:
             of_bias = second[0].adjoint(cast(Tensor, of_bias))
         return of_weight, of_bias
 
-    def recorded(self, y: Tensor, x: Tensor, weight: Tensor, kept: Sequence[Tensor], depth: int) -> Gradients:
+    def gradients_recorded(self, y: Tensor, x: Tensor, weight: Tensor, kept: Sequence[Tensor], depth: int) -> Gradients:
         """The same, through nodes that can be differentiated again."""
         key, call, _ = self.ticket
         if self.sums[0] is not None:  # its gradient is a sum
             operator, own = self.sums[0]
             weight = apply(weight, operator, Ticket(own + 1, call, depth), True)
         if self.fetch is None:
-            of_x, *parts = self.single.gradients(y, self.single.box_of(x, kept), weight, self.wanted)
+            of_x, *parts = self.node.gradients(y, self.node.box_of(x, kept), weight, self.wanted)
         else:  # fetched again, so that the box is part of the graph
             box = apply(x, self.fetch, Ticket(key + 1, call, depth), True)
-            of_x, *parts = self.single.gradients(y, box, weight, self.wanted)
+            of_x, *parts = self.node.gradients(y, box, weight, self.wanted)
             of_x = apply(cast(Tensor, of_x), self.fetch.adjoint, Ticket(key, call, depth), True)
         for i, each in enumerate(self.sums):
             if each is not None:
@@ -193,16 +193,16 @@ class _Convolved(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, anchor: Tensor | None, call: _Call) -> Tensor:
         ctx.call = call
-        y, kept = call.single.made(x, weight, bias, keeps=True)
+        y, kept = call.node.made(x, weight, bias, keeps=True)
         prepare(ctx, x, weight, *kept)
         return y
 
     @staticmethod
     def backward(ctx: Any, y: Tensor) -> tuple[Tensor | None, ...]:
         call: _Call = ctx.call
-        single, ticket = call.single, call.ticket.differentiated()
-        x, weight, *kept = meet(ctx, single.transport, call.team, single.adjoint_name, ticket)
-        y = F.pad(y, single.crops) if single.crops else y
+        node, ticket = call.node, call.ticket.differentiated()
+        x, weight, *kept = meet(ctx, node.transport, call.team, node.adjoint_name, ticket)
+        y = F.pad(y, node.crops) if node.crops else y
         if torch.is_grad_enabled():
-            return *call.recorded(y, x, weight, kept, ticket.depth), None, None
-        return *call.plainly(y, x, weight, kept), None, None
+            return *call.gradients_recorded(y, x, weight, kept, ticket.depth), None, None
+        return *call.gradients_unrecorded(y, x, weight, kept), None, None

@@ -60,7 +60,7 @@ test-oldest: $(OLDEST)/ready
 	$(OLDEST)/bin/python -m pytest -m '$(SHORT)' $(TWO)
 
 soak: $(READY)
-	$(BIN)/python -m pytest -m soak --timeout=3600
+	$(BIN)/python -m pytest -m soak --timeout=3600 $(TWO)
 
 # Pages in Debian's chromium, without a screen.
 browser: $(READY)

@@ -60,7 +60,8 @@ test-oldest: $(OLDEST)/ready
 	$(OLDEST)/bin/python -m pytest -m '$(SHORT)' $(TWO)
 
 soak: $(READY)
-	$(BIN)/python -m pytest -m soak --timeout=3600 $(TWO)
+	$(BIN)/python -m pytest -m soak --timeout=3600 $(TWO) $(CLOCK:%=--ignore=%)
+	$(BIN)/python -m pytest -m soak --timeout=3600 $(CLOCK)
 
 # Pages in Debian's chromium, without a screen.
 browser: $(READY)

@@ -146,9 +146,9 @@ def other_storages() -> nn.Module:
 
 @case
 def sparse_ingredients() -> nn.Module:
-    edges = torch.sparse_coo_tensor(torch.tensor([[0, 1], [1, 0]]), torch.rand(2), (2, 2), check_invariants=False)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Sparse invariant checks")  # torch 2.11 warns again at each use
+        warnings.filterwarnings("ignore", "Sparse invariant checks")  # which torch 2.11 leaves off with a warning
+        edges = torch.sparse_coo_tensor(torch.tensor([[0, 1], [1, 0]]), torch.rand(2), (2, 2), check_invariants=False)
         return Holder(spread=edges @ torch.rand(2, 3), dense=torch.rand(3, 3).to_sparse().to_dense())
 
 

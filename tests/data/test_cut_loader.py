@@ -81,9 +81,22 @@ def test_what_goes_wrong_in_the_loader_is_an_error_on_all(reads):
                 raise OSError("the disk has lost sample 2")
             return X[i]
 
-    text = raised(list, CutLoader(DataLoader(Breaks(), batch_size=2), partition(1, 1, 2), reads))
+    loader = CutLoader(DataLoader(Breaks(), batch_size=1), partition(1, 1, 2), reads)
+    batches, found = iter(loader), []
+
+    def step():
+        found.append(next(batches))
+
+    assert raised(step) == raised(step) == ""
+    text = raised(step)
     assert text.startswith("DataError: CutLoader failed.")
     assert "worker 0: the loader has raised OSError: the disk has lost sample 2" in text
+    assert raised(step) == "", "all know of it, and can go on"
+    for x, number in zip(found, (0, 1, 3), strict=True):
+        assert torch.equal(x, part_of(X[[number]], partition(1, 1, 2)))
+    assert loader.state_dict()["done"] == 4
+    assert next(batches, None) is None
+    assert loader.epoch == 1
 
 
 @workers(2)

@@ -252,10 +252,64 @@ def test_what_one_worker_cannot_read_is_an_error_on_all(agree):
     assert "worker 1: the batch of samples 2, 3" in text
     assert "the disk has lost sample 3" in text
     assert "worker 0" not in text
-    if not agree:  # all know of it, and can go on
-        assert raised(step) == ""
-        assert len(made) == 2
+    assert raised(step) == "", "all know of it, and can go on"
+    assert len(made) == 2
     loader.close()
+
+
+@workers(1, 2)
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_an_epoch_goes_on_after_a_batch_that_could_not_be_read(prefetch):
+    world, whole = gridwise.world(), numbers(12, 1, 6)
+    P = partition(1, 1, world.size)
+    loader = BlockLoader(BlockDataset(Breaks(whole, 3, world.size - 1), P), 2, prefetch=prefetch, agree=True)
+    for epoch in range(2):
+        batches, seen, failed = iter(loader), [], []
+        for _ in range(len(loader)):
+            try:
+                x = next(batches)
+            except gridwise.errors.DataError:
+                failed += loader.samples
+            else:
+                assert torch.equal(x, part_of(torch.from_numpy(whole[list(loader.samples)]), P))
+                seen += loader.samples
+            assert loader.state_dict()["done"] == loader.samples[-1] + 1
+        assert next(batches, None) is None
+        assert (failed, seen, loader.epoch) == ([2, 3], [0, 1, *range(4, 12)], epoch + 1)
+    loader.close()
+
+
+@workers(2)
+def test_a_batch_is_not_lost_to_the_error_of_the_one_before():
+    P = partition(1, 1, 2)
+    loader = BlockLoader(BlockDataset(Breaks(numbers(6, 1, 6), 0, 1), P), 2)
+    batches = iter(loader)
+    next(batches)
+    if P.rank == 1:
+        with pytest.raises(gridwise.errors.DataError, match="no model was called"):
+            next(batches)
+    assert torch.equal(next(batches), part_of(torch.from_numpy(numbers(6, 1, 6)[2:4]), P))
+    loader.close()
+
+
+def kills(sample):
+    """A transform that ends the process that reads sample 0."""
+    return lambda x, generator: os._exit(1) if x[0, 0] == sample else x
+
+
+@pytest.mark.timeout(60)
+def test_a_reader_that_dies_takes_no_later_batch_with_it():
+    whole = numbers(16, 1, 3)
+    dataset = BlockDataset(whole, partition(1, 1, 1), transforms=[kills(float(whole[4, 0, 0]))])
+    with BlockLoader(dataset, 2, prefetch=2, processes=True) as loader:
+        batches, seen = iter(loader), []
+        for _ in range(len(loader)):
+            try:
+                next(batches)
+            except gridwise.errors.DataError:
+                continue
+            seen += loader.samples
+    assert set(range(8, 16)) <= set(seen), "only batches that were being read are lost"
 
 
 @workers(2)

@@ -1,9 +1,12 @@
-"""One outcome for all workers: a step that fails on one of them, or has another result there, is an error on all."""
+"""One outcome for all workers: a step that fails on one of them, or has another result there, is an error on all.
+
+Errors of single batches do not end an epoch: see `Batches`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar, cast
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -52,3 +55,22 @@ def together(
     if votes[2] != -votes[3]:
         raise DataError(f"{what} needs the same on all workers.", gather_lines(transport, team, words))
     return cast(Result, result)
+
+
+class Batches:
+    """An iterator over what `found` yields, which raises the `DataError`s among it and then goes on.
+
+    A generator that raises has ended: the loop that catches the error would find the epoch over.
+    """
+
+    def __init__(self, found: Iterator[Any]) -> None:
+        self._found = found
+
+    def __iter__(self) -> Batches:
+        return self
+
+    def __next__(self) -> Any:
+        batch = next(self._found)
+        if isinstance(batch, DataError):
+            raise batch
+        return batch

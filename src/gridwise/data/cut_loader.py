@@ -21,7 +21,7 @@ from ..errors import DataError, PartitionError
 from ..grid import Layout, union_of
 from ..nn.functional import scatter
 from ..partition import CartesianPartition, Partition, zero_volume_tensor
-from .agreement import together
+from .agreement import Batches, together
 from .order import Position
 
 READS = ("every", "first")
@@ -68,13 +68,23 @@ class CutLoader:
         return self._position.epoch
 
     def __iter__(self) -> Iterator[Any]:
-        """One epoch, or the rest of it after `load_state_dict`: batches already handed out are read and dropped."""
+        """One epoch, or the rest of it after `load_state_dict`: batches already handed out are read and dropped.
+
+        It goes on after a batch whose error was caught, if the loader does.
+        """
+        return Batches(self._epoch())
+
+    def _epoch(self) -> Iterator[Any]:
+        """The batches of an epoch, or the errors in their place."""
         position, skipped = self._position, self._position.begin()
         reader = self.reads == "every" or self.transport.rank == self.root
         batches = self._whole(skipped) if reader else iter(())
         while self.transport.rank in self.team:
             read = self._read_by_all if self.reads == "every" else self._read_by_first
-            found = read(batches)
+            try:
+                found = read(batches)
+            except DataError as error:
+                found = error
             if found is None:
                 break
             position.done += 1
@@ -89,8 +99,8 @@ class CutLoader:
         """Continue from a saved position at the next `for`, on any grid, with the same batch size and order."""
         self._position.load(state, {"seed": self.seed}, "CutLoader")
 
-    def _whole(self, skipped: int) -> Iterator[list[Tensor]]:
-        """The whole batches of an epoch, as this worker reads them, after the first `skipped`."""
+    def _whole(self, skipped: int) -> Iterator[list[Tensor] | DataError]:
+        """The whole batches of an epoch, as this worker reads them, or errors in their place, after the first `skipped`."""
         if self.loader is None:
             raise DataError(f"CutLoader: worker {self.transport.rank} reads, and has no `loader`.")
         set_epoch = getattr(getattr(self.loader, "sampler", None), "set_epoch", None)
@@ -98,12 +108,11 @@ class CutLoader:
             set_epoch(self.epoch)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(key_of(f"{self.seed} {self.epoch}"))
-            batches = iter(self.loader)
+            batches = _read(iter(self.loader), len(self.partitions))
             first = list(islice(batches, 1))  # the order is drawn now
-        for batch in islice(chain(first, batches), skipped, None):
-            yield _tensors(batch, len(self.partitions))
+        yield from islice(chain(first, batches), skipped, None)
 
-    def _read_by_all(self, batches: Iterator[list[Tensor]]) -> Any:
+    def _read_by_all(self, batches: Iterator[list[Tensor] | DataError]) -> Any:
         def says(found: list[Tensor] | None) -> str:
             if found is None:
                 return "the end of the epoch"
@@ -121,7 +130,7 @@ class CutLoader:
             return x
         return x[Layout.balanced(P.grid, x.shape).block(P.transport.rank).slices].clone()
 
-    def _read_by_first(self, batches: Iterator[list[Tensor]]) -> Any:
+    def _read_by_first(self, batches: Iterator[list[Tensor] | DataError]) -> Any:
         is_root = self.transport.rank == self.root
         found = together(self.transport, self.team, "CutLoader", lambda: _next(batches) if is_root else None)
         own_kinds = [] if found is None else [[str(x.dtype).removeprefix("torch."), *x.shape] for x in found]
@@ -145,14 +154,36 @@ class CutLoader:
         return blocks[0] if len(blocks) == 1 else tuple(blocks)
 
 
-def _next(batches: Iterator[list[Tensor]]) -> list[Tensor] | None:
-    """The next batch, None at the end; any error in the user's loader becomes a `DataError`."""
+def _next(batches: Iterator[list[Tensor] | DataError]) -> list[Tensor] | None:
+    """The next batch, None at the end."""
     try:
-        return next(batches, None)
+        found = next(batches, None)
     except DataError:
         raise
-    except Exception as error:
-        raise DataError(f"the loader has raised {type(error).__name__}: {error}") from error
+    except Exception as error:  # of the loader, as it begins
+        raise _raised(error) from error
+    if isinstance(found, DataError):
+        raise found
+    return found
+
+
+def _read(batches: Iterator[Any], count: int) -> Iterator[list[Tensor] | DataError]:
+    """The batches of the user's loader; any error in it becomes a `DataError` in the place of the batch."""
+    while True:
+        try:
+            yield _tensors(next(batches), count)
+        except StopIteration:
+            return
+        except DataError as error:
+            yield error
+        except Exception as error:
+            yield _raised(error)
+
+
+def _raised(error: Exception) -> DataError:
+    found = DataError(f"the loader has raised {type(error).__name__}: {error}")
+    found.__cause__ = error
+    return found
 
 
 def _tensors(batch: object, count: int) -> list[Tensor]:

@@ -17,7 +17,7 @@ from ..comm.supervision.drawn_batches import DrawnBatch
 from ..comm.supervision.matching_calls import key_of
 from ..errors import DataError, PartitionError
 from ..nn.engine.agreement import is_on
-from .agreement import together
+from .agreement import Batches, together
 from .dataset import BlockDataset
 from .order import Order, Position
 from .prefetch import BatchSpan, Prefetch
@@ -97,16 +97,26 @@ class BlockLoader:
         return self._position.epoch
 
     def __iter__(self) -> Iterator[Any]:
-        """One epoch, or the rest of it after `load_state_dict`."""
+        """One epoch, or the rest of it after `load_state_dict`; it goes on after a batch whose error was caught."""
+        return Batches(self._epoch())
+
+    def _epoch(self) -> Iterator[Any]:
+        """The batches of an epoch, or the errors in their place."""
         position, start = self._position, self._position.begin()
         epoch = position.epoch
         for request, about, found in self._prefetch.answers(self._requests(epoch, start)):
-            problem = found if isinstance(found, Exception) else None
-            self._draw(_spelt(request, about), f"{epoch} {about} {request.samples}", problem)
+            yield from self._untold()
             position.epoch, position.done = epoch, about[1]
             self.samples = request.samples
+            problem = found if isinstance(found, Exception) else None
+            try:
+                self._draw(_spelt(request, about), f"{epoch} {about} {request.samples}", problem)
+            except DataError as error:
+                yield error
+                continue
             blocks = self.dataset.empty(request) if isinstance(found, Exception) else found
             yield self._moved(self.dataset.finished(blocks, len(request.samples)))
+        yield from self._untold()
         self._draw(f"the end of epoch {epoch}", f"{epoch} ends", None)
         position.end()
 
@@ -142,16 +152,20 @@ class BlockLoader:
             request = ReadRequest(samples, self.dataset.boxes(len(samples)), epoch, self.order.seed)
             yield request, (first, first + len(samples))
 
+    def _untold(self) -> Iterator[DataError]:
+        """The error of the batch before, if no agreement has told it."""
+        drawn, loader = self.dataset.transport.drawn_batches, f"{self._title} of {self.dataset.team}"
+        if drawn.has_unreported_problem(loader):
+            drawn.forget(loader)
+            yield DataError(
+                f"{self._title}: a batch could not be read, and no model was called with it, which would have told the others.",
+                fix="call a model or layer with every batch, or BlockLoader(..., agree=True).",
+            )
+
     def _draw(self, words: str, key: str, problem: Exception | None) -> None:
         """Record which batch was drawn, for the next agreement to compare; raise if no agreement would."""
         transport, team = self.dataset.transport, self.dataset.team
         loader, says = f"{self._title} of {team}", f"{words} of {self._title}"
-        if transport.drawn_batches.has_unreported_problem(loader):
-            transport.drawn_batches.forget(loader)
-            raise DataError(
-                f"{self._title}: a batch could not be read, and no model was called with it, which would have told the others.",
-                fix="call a model or layer with every batch, or BlockLoader(..., agree=True).",
-            )
         if self.agree:
             together(transport, team, self._title, lambda: _raised(problem, says), lambda _: f"{says} {key}")
             return

@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 from ..errors import CheckpointError, CheckpointMismatch, CheckpointNotFound
+from ..local_path import local_path
 from ..log import logger
 from ..partition import Partition, world
 from .consensus import Consensus
@@ -53,7 +54,7 @@ class Series:
         for name, value in (("keep_last", keep_last), ("keep_every", keep_every)):
             if value is not None and (type(value) is not int or value < 1):
                 raise CheckpointMismatch(f"`{name}` (={value!r}) must be None or a whole number of at least 1.")
-        self.folder = Path(folder)
+        self.folder = local_path(folder, CheckpointError)
         self.keep_last, self.keep_every = keep_last, keep_every
         self.P = P
         self._just_saved: int | None = None

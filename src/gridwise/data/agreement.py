@@ -1,6 +1,6 @@
 """One outcome for all workers: a step that fails on one of them, or has another result there, is an error on all.
 
-Errors of single batches do not end an epoch: see `Batches`.
+Errors of single batches do not end an epoch: see `EpochOutcomes`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def together(
     return cast(Result, result)
 
 
-class Batches:
+class EpochOutcomes:
     """An iterator over what `found` yields, which raises the `DataError`s among it and then goes on.
 
     A generator that raises has ended: the loop that catches the error would find the epoch over.
@@ -66,7 +66,7 @@ class Batches:
     def __init__(self, found: Iterator[Any]) -> None:
         self._found = found
 
-    def __iter__(self) -> Batches:
+    def __iter__(self) -> EpochOutcomes:
         return self
 
     def __next__(self) -> Any:

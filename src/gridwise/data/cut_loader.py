@@ -1,4 +1,4 @@
-"""Batches of whole samples from a torch loader, cut into blocks: by the first worker, which sends them, or by all.
+"""EpochOutcomes of whole samples from a torch loader, cut into blocks: by the first worker, which sends them, or by all.
 
 Every batch costs a small message. If every worker reads, it carries a hash of what was read, because loaders shuffle
 and transform with the random numbers of their process: workers that have read different samples raise instead of
@@ -21,7 +21,7 @@ from ..errors import DataError, PartitionError
 from ..grid import Layout, union_of
 from ..nn.functional import scatter
 from ..partition import CartesianPartition, Partition, zero_volume_tensor
-from .agreement import Batches, together
+from .agreement import EpochOutcomes, together
 from .order import Position
 
 READS = ("every", "first")
@@ -72,7 +72,7 @@ class CutLoader:
 
         It goes on after a batch whose error was caught, if the loader does.
         """
-        return Batches(self._epoch())
+        return EpochOutcomes(self._epoch())
 
     def _epoch(self) -> Iterator[Any]:
         """The batches of an epoch, or the errors in their place."""

@@ -1,4 +1,4 @@
-"""Batches of blocks, in the same order on all workers, read ahead, and resumable on another grid.
+"""EpochOutcomes of blocks, in the same order on all workers, read ahead, and resumable on another grid.
 
 Drawing a batch sends no message. The next agreement of a model or layer, which takes place anyway, also compares which
 batch each worker has drawn, and tells all of them if one could not read its part (`comm.supervision.drawn_batches`).
@@ -17,7 +17,7 @@ from ..comm.supervision.drawn_batches import DrawnBatch
 from ..comm.supervision.matching_calls import key_of
 from ..errors import DataError, PartitionError
 from ..nn.engine.agreement import is_on
-from .agreement import Batches, together
+from .agreement import EpochOutcomes, together
 from .dataset import BlockDataset
 from .order import Order, Position
 from .prefetch import BatchSpan, Prefetch
@@ -98,7 +98,7 @@ class BlockLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """One epoch, or the rest of it after `load_state_dict`; it goes on after a batch whose error was caught."""
-        return Batches(self._epoch())
+        return EpochOutcomes(self._epoch())
 
     def _epoch(self) -> Iterator[Any]:
         """The batches of an epoch, or the errors in their place."""

@@ -21,6 +21,7 @@ from torch import Tensor
 from ..errors import DataError, PartitionError
 from ..grid import Box, Grid, Layout, aligned_cuts, whole_numbers
 from ..grid.arrange import arranged
+from ..local_path import local_path
 from ..nn.engine.agreement import agree_layout
 from ..nn.functional import repartition
 from ..partition import CartesianPartition
@@ -64,7 +65,8 @@ class BlockWriter:
         chunks: Sequence[int] | None = None,
         overwrite: bool = False,
     ) -> None:
-        self.path, self.shape, self.P_x, self.dtype = Path(path), whole_numbers(shape, "shape"), P_x, dtype
+        self.path, self.shape = local_path(path, DataError), whole_numbers(shape, "shape")
+        self.P_x, self.dtype = P_x, dtype
         kind = target_of(self.path)
         if not isinstance(P_x, CartesianPartition) or P_x.dim != len(self.shape):
             raise PartitionError(f"BlockWriter: an array of shape {self.shape} needs a partition with as many axes.")

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..comm.transports.counting import Entry
 from ..grid import Grid, Layout
+from ..local_path import local_path
 from .layer_names import layer_of
 from .one_step import StepRecord
 from .report import Plan
@@ -30,8 +31,9 @@ DRAWN = 64
 
 def save_page(path: str | Path, what: Plan | Ranking, traced: Traced | None = None) -> None:
     """Write the page of a plan, or of a ranking and its best plan; with a trace, next to what was measured."""
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text(page(what, traced), encoding="utf-8")
+    target = local_path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(page(what, traced), encoding="utf-8")
 
 
 def page(what: Plan | Ranking, traced: Traced | None = None) -> str:

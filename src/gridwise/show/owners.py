@@ -15,6 +15,7 @@ import numpy as np
 from ..errors import PartitionError, UnsupportedError
 from ..grid import Box, Layout
 from ..grid.drawing import COLOURS
+from ..local_path import local_path
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -74,7 +75,7 @@ def new_figure(width: float, height: float) -> Figure:
 def saved(figure: Figure, path: str | Path | None) -> Figure:
     """The figure, written to `path` if there is one."""
     if path is not None:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        local_path(path).parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=160)
     return figure
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from ...errors import CheckpointDamaged, CheckpointError, CheckpointNotFound
 from ...grid import Box, Shape, tiling_problem
+from ...local_path import local_path
 from .chunks import DIGITS, checksum, number_of_chunks
 from .manifest import FORMAT_VERSION, ITEMSIZE, MANIFEST, Manifest, StoredBlock, StoredFile, StoredTensor
 from .open_inside import open_inside
@@ -58,7 +59,7 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
 
 def read_manifest_bytes(path: Path) -> bytes:
     """The bytes of the manifest of the checkpoint at `path`, unchecked."""
-    name = path / MANIFEST
+    name = local_path(path, CheckpointError) / MANIFEST
     try:
         with open(open_inside(path, MANIFEST), "rb") as file:
             status = os.fstat(file.fileno())

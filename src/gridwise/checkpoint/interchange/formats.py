@@ -20,6 +20,7 @@ from typing import Any
 
 from ...comm.transports.solo import SoloTransport
 from ...errors import CheckpointError, CheckpointMismatch
+from ...local_path import local_path
 from ...partition import world
 from ..consensus import Consensus
 from ..format.manifest import MANIFEST
@@ -63,7 +64,7 @@ def convert(
     >>> checkpoint.convert("run/step-100", "model.safetensors", prefix="model")
     >>> checkpoint.convert("run/step-100", "for_the_hub", to="huggingface", prefix="model")
     """
-    origin, goal = Path(source), Path(target)
+    origin, goal = local_path(source, CheckpointError), local_path(target, CheckpointError)
     form = to or ("safetensors" if goal.suffix == SUFFIX else "gridwise")
     if form not in FORMATS:
         raise CheckpointMismatch(f"`to` (={to!r}) must be one of {', '.join(map(repr, FORMATS))}.")
@@ -98,7 +99,7 @@ def read(source: str | os.PathLike[str], *, trust: bool = False) -> dict[str, An
     >>> sorted(checkpoint.read(path)['model'])
     ['bias', 'weight']
     """
-    path = Path(source)
+    path = local_path(source, CheckpointError)
     if is_checkpoint(path) or is_safetensors(path):
         return load(path, P=world(SoloTransport()))
     return unpickled(path, trust)

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from ...errors import CheckpointError, CheckpointMismatch, CheckpointWriteFailed
+from ...local_path import local_path
 from ...partition import Partition
 from .. import disk
 from ..consensus import Consensus
@@ -128,7 +129,7 @@ def file_names(count: int) -> list[str]:
 def _prepare(target: Path, blocks: Path | None, shard_size: int) -> None:
     if shard_size < 1:
         raise CheckpointMismatch(f"`shard_size` (={shard_size}) must be a number of bytes greater than 0.")
-    if target.exists() and not target.is_dir():
+    if local_path(target, CheckpointError).exists() and not target.is_dir():
         raise CheckpointError(f"{target} is a file: a model is exported to a folder.")
     target.mkdir(parents=True, exist_ok=True)
     there = sorted(item.name for item in target.iterdir() if item.name.endswith((SUFFIX, INDEX, ".bin")))

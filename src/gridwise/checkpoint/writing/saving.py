@@ -19,6 +19,7 @@ from typing import TypeVar
 import torch
 
 from ...errors import CheckpointError, CheckpointMismatch, CheckpointWriteFailed
+from ...local_path import local_path
 from ...partition import Partition
 from ..consensus import Consensus, attempt, collector_paused
 from ..format.data_file import write_data_file
@@ -97,6 +98,7 @@ def start(
 
     def prepare() -> tuple[Flat, Copy]:
         nonlocal number
+        local_path(path, CheckpointError)
         ready = prepared(in_groups)
         number = number_of(ready[0], path) if consensus.size > 1 else 0
         return ready

@@ -36,6 +36,7 @@ from ...comm.messages import wire_dtypes
 from ...comm.supervision.waiting import Waiting
 from ...comm.transports.base import Team, Transport
 from ...errors import PartitionError
+from ...local_path import local_path
 from ...models.program import watched_steps
 from ..current_layer import CurrentLayer
 from ..layer_names import layer_of
@@ -66,7 +67,7 @@ class trace:
     """
 
     def __init__(self, folder: str | Path, plan: Plan | None = None) -> None:
-        self.folder, self.plan = Path(folder), plan
+        self.folder, self.plan = local_path(folder), plan
         self.result: Traced | None = None
         self._stack = ExitStack()
 

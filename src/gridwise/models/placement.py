@@ -22,13 +22,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
-
-import torch
 
 from ..comm.transports.base import Team, Transport
-from ..grid import Grid, Layout, Needs, Shape
+from ..grid import Grid, Layout, Needs
 from ..grid.arrange import arranged, layout_with_whole
+from ..operators.call import TensorSpec
 
 SMALL = 1 << 15
 """Up to this size a tensor that may lie anywhere is replicated: a message would cost more than the arithmetic."""
@@ -93,12 +91,9 @@ class Workers:
 
 
 @dataclass(frozen=True)
-class GlobalTensor:
+class GlobalTensor(TensorSpec):
     """What a rule knows about a tensor: its global shape and dtype, and where it lies."""
 
-    shape: Shape
-    dtype: torch.dtype
-    device: torch.device
     placement: Placement
     order: tuple[int, ...] = ()
     """The dims by decreasing stride; empty if that is their natural order."""
@@ -107,18 +102,6 @@ class GlobalTensor:
     def layout(self) -> Layout | None:
         """Its layout, if it is cut."""
         return self.placement.layout if isinstance(self.placement, Cut) else None
-
-    @property
-    def dim(self) -> int:
-        return len(self.shape)
-
-    @property
-    def volume(self) -> int:
-        return prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        return self.volume * self.dtype.itemsize
 
     def is_cut_along(self, dims: Sequence[int]) -> bool:
         """Whether any of these dims is spread over several workers."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from ...comm.graph_breaks import capturing
-from ..rules.functions import short_name
+from ...operators.functions import short_name
 from .recording import Recording
 
 KEEPS_NUMBERS = frozenset(

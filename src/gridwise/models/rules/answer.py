@@ -7,9 +7,9 @@ from dataclasses import replace
 import torch
 from torch._ops import OpOverload
 
+from ...operators.functions import short_name
 from ..movement import is_there
 from .call import Call, NoRule, NothingCut, Placed
-from .functions import short_name
 from .pointwise import is_pointwise, pointwise
 from .table import rule_for
 

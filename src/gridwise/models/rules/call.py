@@ -10,22 +10,18 @@ The function gets this worker's tensors in the requested placements, in the orde
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from ...errors import UnsupportedError
 from ...grid import Box, Layout
 from ...nn.engine.operator import saving_node
+from ...operators.call import LocalFunction as LocalFunction
+from ...operators.call import OperatorCall
 from ..placement import SMALL, Cut, GlobalTensor, Placement, Replicated, Want, Workers, resized
-from .functions import function_of, short_name
-
-LocalFunction = Callable[..., Any]
 
 
 class NoRule(UnsupportedError):
@@ -52,14 +48,12 @@ class Placed:
 
 
 @dataclass(frozen=True)
-class Call:
-    """One call of an operator."""
+class Call(OperatorCall):
+    """One call of an operator, on a grid of workers; tensors have the placement in which they lie now.
 
-    op: OpOverload
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    results: tuple[GlobalTensor, ...]
-    """The outputs' global shapes and dtypes; their placements are not known yet, and given as replicated."""
+    That of the results is not known yet, and given as replicated.
+    """
+
     workers: Workers
     name: str
     """For error messages: the operator, and where it is in the model."""
@@ -67,60 +61,6 @@ class Call:
     """Whether the output must share memory with its input on every worker: one is written to and the other read."""
     written: bool = False
     """Whether the first argument is changed in place, so that it must stay where it lies."""
-
-    @property
-    def result(self) -> GlobalTensor:
-        return self.results[0]
-
-    @property
-    def kind(self) -> str:
-        """The operator's name without its namespace and overload, as in "add_"."""
-        return short_name(self.op)
-
-    @cached_property
-    def given(self) -> dict[str, Any]:
-        """All arguments by their names, defaults included."""
-        found = {}
-        for i, argument in enumerate(self.op._schema.arguments):
-            if i < len(self.args):
-                found[argument.name] = self.args[i]
-            else:
-                found[argument.name] = self.kwargs.get(argument.name, argument.default_value)
-        return found
-
-    def __getitem__(self, name: str) -> Any:
-        return self.given[name]
-
-    @cached_property
-    def tensors(self) -> list[GlobalTensor]:
-        return list(_values(self.given.values()))
-
-    def dims(self, name: str, of: int) -> tuple[int, ...]:
-        """The dims that an argument names, of a tensor with `of` dims: non-negative; all for None or an empty list."""
-        given = self[name]
-        if given is None or given == []:
-            return tuple(range(of))
-        return tuple(d % max(1, of) for d in (given if isinstance(given, Sequence) else (given,)))
-
-    def locally(self, op: OpOverload | None = None, **changed: object) -> LocalFunction:
-        """The operator on this worker's tensors, with some arguments changed."""
-        schema = self.op._schema
-        given = {**self.given, **changed}
-        positional = [given[a.name] for a in schema.arguments if not a.kwarg_only]
-        named = {a.name: given[a.name] for a in schema.arguments if a.kwarg_only}
-        call = function_of(op or self.op)
-        spots = [i for i, each in enumerate(positional) if _holds_values(each)]
-        first = spots == list(range(len(spots))) and all(isinstance(positional[i], GlobalTensor) for i in spots)
-        if first and not any(map(_holds_values, named.values())):  # all tensors come first: the usual case
-            rest, count = tuple(positional[len(spots) :]), len(spots)
-            return lambda *tensors: call(*tensors[:count], *rest, **named)
-
-        def run(*tensors: Tensor) -> Any:
-            left = iter(tensors)
-            filled = [_filled(each, left) for each in positional]
-            return call(*filled, **{name: _filled(each, left) for name, each in named.items()})
-
-        return run
 
     def block(self, layout: Layout) -> Box:
         """This worker's block."""
@@ -198,23 +138,3 @@ def of_nothing(tensors: Sequence[Tensor], shape: tuple[int, ...], dtype: torch.d
         return torch.empty(shape, dtype=dtype, device=tensors[0].device if tensors else None)
     total = sum((x.sum() if dtype.is_complex or not x.is_complex() else x.abs().sum()) for x in wanted)
     return saving_node(total.to(dtype)).expand(shape)  # type: ignore[union-attr]
-
-
-def _values(arguments: Iterable[Any]) -> Iterator[GlobalTensor]:
-    for each in arguments:
-        if isinstance(each, GlobalTensor):
-            yield each
-        elif isinstance(each, list | tuple):
-            yield from _values(each)
-
-
-def _holds_values(argument: object) -> bool:
-    return next(_values([argument]), None) is not None
-
-
-def _filled(argument: object, tensors: Iterator[Tensor]) -> Any:
-    if isinstance(argument, GlobalTensor):
-        return next(tensors)
-    if isinstance(argument, list | tuple) and _holds_values(argument):
-        return [_filled(each, tensors) for each in argument]
-    return argument

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._ops import OpOverload
 
-from gridwise.models.rules.functions import _FUNCTIONS, function_of
+from gridwise.operators.functions import _FUNCTIONS, function_of
 
 aten = torch.ops.aten
 

@@ -1,0 +1,6 @@
+"""Operators on boxes: what an operator does, said once, without workers and without a place where its tensors lie.
+
+on_boxes     the kinds of operators, and what each has to say
+call         one call of an ATen operator, with the shapes of its tensors; `functions`: torch's function for an operator
+table        all operators, by the name of the ATen operator
+"""

@@ -1,0 +1,37 @@
+"""The table of operators on boxes, by the name of the ATen operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch._ops import OpOverload
+
+from .call import OperatorCall
+from .on_boxes import AnyOperator
+
+Make = Callable[[OperatorCall], AnyOperator]
+"""Makes the operator of one call. Raises `NotOnBoxes` for arguments that it cannot handle."""
+
+OPERATORS: dict[str, Make] = {}
+"""By the operator's full name, as in "aten::add", or name and overload, as in "aten::where.Scalar"."""
+
+
+class NotOnBoxes(Exception):
+    """An operator that cannot be computed box by box: it needs all of its inputs at once."""
+
+
+def operator(*names: str) -> Callable[[Make], Make]:
+    """Register the decorated function for the named ATen operators."""
+
+    def entered(make: Make) -> Make:
+        for name in names:
+            OPERATORS[f"aten::{name}"] = make
+        return make
+
+    return entered
+
+
+def maker_for(op: OpOverload) -> Make | None:
+    """The function that makes an operator on boxes of a call of `op`, or None; one for the overload takes precedence."""
+    name, overload = str(op._schema.name), op._overloadname
+    return OPERATORS.get(f"{name}.{overload}") or OPERATORS.get(name)

@@ -203,6 +203,39 @@ def test_the_gradient_is_that_of_the_output() -> None:
     check_gradients(cubic, x[gridwise.local_slice(P_x, x.shape)].clone())
 
 
+LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+@workers(1, 2)
+@pytest.mark.parametrize(
+    ("shape", "factors"),
+    [
+        ((1, 2, 5), (1.1,)),
+        ((1, 2, 5, 4), (1.1, 2.1)),  # copied and doubled, for the output is small
+        ((1, 2, 5, 125), (1.1, 1.0)),
+        ((1, 4, 5, 125), (1.1, 1.0)),  # copied with channels last
+        ((1, 3, 5, 3, 4), (1.1, 1.3, 1.0)),
+        ((1, 4, 5, 3, 4), (1.1, 2.1, 1.0)),  # likewise
+        ((1, 4, 123, 6), (0.99, 1.1)),  # the kernel for channels last calculates in float32
+    ],
+)
+def test_nearest_rows_are_those_of_torchs_kernel_for_the_whole(shape: Any, factors: Any) -> None:
+    """Torch has two, which differ where a factor keeps an extent or doubles it without being 1 or 2."""
+    P_x = gridwise.world().create_cartesian_topology_partition([1, 1, gridwise.world().size, *(1,) * (len(shape) - 3)])
+    for mode in ("nearest", "nearest-exact"):
+        options: dict[str, Any] = {"scale_factor": factors, "mode": mode}
+        layer, sequential = nn.DistributedUpsample(P_x, **options), torch.nn.Upsample(**options)
+        model = gridwise.distribute(sequential, P_x)
+        x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+        for format in (torch.contiguous_format, LAST.get(x.dim(), torch.contiguous_format), torch.contiguous_format):
+            whole = x.contiguous(memory_format=format)
+            expected = sequential(whole)
+            expected = expected[gridwise.local_slice(P_x, expected.shape)]
+            block = whole[gridwise.local_slice(P_x, shape)].contiguous(memory_format=format)
+            assert torch.equal(layer(block), expected), (mode, format)
+            assert torch.equal(model(block), expected), (mode, format, "distribute")
+
+
 @workers(2)
 def test_refusals() -> None:
     P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 2])

@@ -246,7 +246,8 @@ def interpolation(call: Call) -> Placed:
     P = CartesianPartition(call.workers.transport, layout.grid)
     layer = nn.DistributedUpsample(P, **sizes, mode=MODES[call.kind], align_corners=corners)
     layer._title = call.name
-    layer._plan(layout, call.result.shape, torch.empty(0, dtype=x.dtype, device=x.device))
+    channels_last = x.order == (0, *range(2, x.dim), 1)
+    layer._plan(layout, call.result.shape, torch.empty(0, dtype=x.dtype, device=x.device), lambda: channels_last)
 
     def run(x: Tensor) -> Tensor:
         layer._records = x.requires_grad and torch.is_grad_enabled()

@@ -15,7 +15,7 @@ not left to the kernel: it also adds a row with weight 0, and zero times infinit
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -24,15 +24,22 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...errors import PartitionError, UnsupportedError
-from ...grid import Interval, Layout, Needs, balanced_cuts, route
+from ...grid import Interval, Layout, Needs, Shape, balanced_cuts, route
 from ...partition import Partition
-from ..engine.agreement import agree_layout
+from ..engine.agreement import Ballot, agree_layout
 from ..engine.arguments import problem_with_tensor
 from ..engine.autocast import dtype_after
 from ..engine.carrier import HALVES, Move
 from ..engine.module import Module
 from ..windows.fetch import memory_format_of
-from ..windows.interpolation import NEAREST, InterpolationWeights, cubic_weights, linear_weights, nearest_weights
+from ..windows.interpolation import (
+    NEAREST,
+    InterpolationWeights,
+    cubic_weights,
+    is_vectorised,
+    linear_weights,
+    nearest_weights,
+)
 
 LINEAR = {
     "linear": ("upsample_linear1d", "", ""),
@@ -93,6 +100,12 @@ class DistributedUpsample(Module):
     Forward: fetch the rows that this worker's outputs need, and interpolate. Adjoint: by autograd; the cotangents of
     fetched rows go back to their owners and are added. Bytes: the fetched rows. The output is balanced along space.
 
+    Gradients are those of the output. Torch's own, on a CPU, are not where a `scale_factor` other than 1 keeps an extent,
+    or in mode 'nearest' one other than 2 doubles it: 5 rows by 1.1 are [0, 0, 1, 2, 3] of a 1-d, a 3-d or a large 2-d
+    tensor, but their gradient in torch is that of a copy (so it fails `torch.autograd.gradcheck`). In a 2-d output of at
+    most 128 rows and columns together, and with 4 channels or more in `torch.channels_last`, torch copies such rows, and
+    so does this layer.
+
     Examples
     --------
     >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
@@ -123,19 +136,31 @@ class DistributedUpsample(Module):
 
     def _distdl_module_setup(self, input: tuple[Tensor]) -> None:
         _check_mode(self.mode)
-        layout, agreed = agree_layout(self.P_x.transport, self._team, self._title, self.P_x.grid, input[0])
-        self._plan(layout, self._output_shape(layout.global_shape), input[0])
+        x = input[0]
+        layout, agreed = agree_layout(self.P_x.transport, self._team, self._title, self.P_x.grid, x)
+        self._plan(layout, self._output_shape(layout.global_shape), x, lambda: self._agree_channels_last(x))
         self._records = agreed.requires_grad
 
-    def _plan(self, layout: Layout, shape: Sequence[int], x: Tensor) -> None:
-        """Plan for an input with this `layout`, and the dtype and device of `x`. Nothing is sent."""
+    def _plan(self, layout: Layout, shape: Shape, x: Tensor, is_channels_last: Callable[[], bool]) -> None:
+        """Plan for an input with this `layout`, and the dtype and device of `x`; nothing is sent.
+
+        `is_channels_last` says how the global input lies in memory; it is asked only where torch's output depends on that.
+        """
         me = self.P_x.transport.rank
         cuts = [balanced_cuts(n, p) for n, p in zip(shape[2:], layout.grid.shape[2:], strict=True)]
         self.layout = Layout(layout.grid, (*layout.cuts[:2], *cuts))
         # if no extent changes, torch's bicubic CUDA kernel copies, whatever the scale; its CPU kernel does not
         copies = x.is_cuda and self.mode in CUBIC and shape[2:] == layout.global_shape[2:]
         scales = [1.0 if copies else self._scale(d) for d in range(2, len(shape))]
-        plans = [self._planned(*dim, x) for dim in zip(layout.cuts[2:], cuts, scales, strict=True)]
+        dims = list(zip(layout.cuts[2:], cuts, scales, strict=True))
+        weights = [self._weights(there[-1], here[-1], scale, x) for there, here, scale in dims]
+        alike = [True] * len(dims)
+        if self.mode in NEAREST:
+            others = [self._weights(there[-1], here[-1], scale, x, True) for there, here, scale in dims]
+            alike = [torch.equal(one.rows[0], other.rows[0]) for one, other in zip(weights, others, strict=True)]
+            if not all(alike) and not x.is_cuda and is_vectorised(shape, is_channels_last):
+                weights = others
+        plans = [self._planned(*dim, *how, x) for dim, how in zip(dims, zip(weights, alike, strict=True), strict=True)]
         own = Needs.of_layout(layout)
         rows = tuple(tuple(dim.need for dim in line) for line in plans)
         needs = Needs(layout.grid, (*own.intervals[:2], *rows), own.wrap)
@@ -147,21 +172,36 @@ class DistributedUpsample(Module):
         self._block = self.layout.block(me)
         self._kernel = getattr(torch.ops.aten, KERNELS[self.mode][len(cuts) - 1])
 
-    def _planned(self, cuts: Sequence[int], target: Sequence[int], scale: float | None, x: Tensor) -> list[Dim]:
-        """How the rows of each place along the axis are computed."""
-        n_in, n_out = cuts[-1], target[-1]
-        # ATen's backward treats these as copies (or doublings) but its forward does not, so its gradient is wrong.
-        taken = {n_in, 2 * n_in} if self.mode in NEAREST else {n_in} if self.mode in CUBIC else set()
-        disagrees = scale is not None and n_out in taken and scale * n_in != n_out
+    def _weights(
+        self, n_in: int, n_out: int, scale: float | None, x: Tensor, vectorised: bool = False
+    ) -> InterpolationWeights:
+        """What the rows of one dim are made of, in torch's arithmetic."""
         if self.mode in NEAREST:
-            weights = nearest_weights(self.mode, n_in, n_out, scale, x)
-        else:
-            find = linear_weights if self.mode in LINEAR else cubic_weights
-            weights = find(n_in, n_out, scale, bool(self.align_corners), x.dtype)
-        if len(target) == 2 and not disagrees:
+            return nearest_weights(self.mode, n_in, n_out, scale, x, vectorised)
+        find = linear_weights if self.mode in LINEAR else cubic_weights
+        return find(n_in, n_out, scale, bool(self.align_corners), x.dtype)
+
+    def _planned(
+        self,
+        cuts: Sequence[int],
+        target: Sequence[int],
+        scale: float | None,
+        weights: InterpolationWeights,
+        alike: bool,
+        x: Tensor,
+    ) -> list[Dim]:
+        """How the rows of each place along the axis are computed; `alike`: whether all kernels of torch take the same.
+
+        If they do not, a kernel called on a block may be another than that for the whole, and the gradient of the general
+        one, which takes the rows of the vectorised one, is not that of its output. So it is with a bicubic dim that keeps
+        its extent: its gradient is that of a copy.
+        """
+        n_in, n_out = cuts[-1], target[-1]
+        kept = self.mode in CUBIC and scale is not None and n_in == n_out != scale * n_in
+        if len(target) == 2 and alike and not kept:
             return [Dim((0, n_in), weights.cut((0, n_out), 0, x.device), n_out, scale)]
         ratio = 1 / scale if scale else n_in / max(1, n_out)
-        shifts = math.frexp(ratio)[0] == 0.5 and not self.align_corners
+        shifts = alike and math.frexp(ratio)[0] == 0.5 and not self.align_corners
         return [self._at_place(outputs, weights, ratio if shifts else None, x) for outputs in pairwise(target)]
 
     def _at_place(self, outputs: Interval, weights: InterpolationWeights, ratio: float | None, x: Tensor) -> Dim:
@@ -226,6 +266,18 @@ class DistributedUpsample(Module):
         """The scale factor that torch would pass to its kernel for a dim."""
         factor = None if self.recompute_scale_factor else self.scale_factor
         return float(factor[d - 2]) if isinstance(factor, tuple) else factor
+
+    def _structure_of(self, input: tuple) -> Hashable:
+        found = super()._structure_of(input)
+        return (found, memory_format_of(input[0])) if self.mode in NEAREST else found
+
+    def _agree_channels_last(self, x: Tensor) -> bool:
+        """Whether the global input lies in memory with its channels last, as far as its blocks tell."""
+        ballot = Ballot()
+        says_nothing = not x.numel() or (x.is_contiguous() and x.movedim(1, -1).is_contiguous())
+        vote = ballot.equal(None if says_nothing else memory_format_of(x) is not torch.contiguous_format)
+        ballot.count(self.P_x.transport, self._team, self._title)
+        return bool(ballot.read(vote))
 
     def _problem_with(self, input: tuple) -> str | None:
         if problem := problem_with_tensor(input):

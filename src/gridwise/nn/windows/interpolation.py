@@ -10,13 +10,14 @@ float64 and float32 for all else. `upsampling` moves the source rows.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ...errors import UnsupportedError
-from ...grid import Interval
+from ...grid import Interval, Shape
 
 NEAREST = {
     "nearest": ("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"),
@@ -65,16 +66,34 @@ class InterpolationWeights:
         return y
 
 
-def nearest_weights(mode: str, n_in: int, n_out: int, scale: float | None, x: Tensor) -> InterpolationWeights:
-    """The sources that torch's kernel takes for tensors like `x`, found by interpolating the row numbers themselves."""
+def nearest_weights(
+    mode: str, n_in: int, n_out: int, scale: float | None, x: Tensor, vectorised: bool = False
+) -> InterpolationWeights:
+    """The sources that torch's kernel takes for tensors like `x`, found by interpolating the row numbers themselves.
+
+    On a CPU torch has a `vectorised` kernel besides the general one (`is_vectorised`). It calculates in float32 whatever
+    the dtype, and in mode 'nearest' it copies a dim that keeps its extent, whatever the scale, and doubles one likewise.
+    """
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     if n_in > 2**24 and dtype == torch.float32:
         raise UnsupportedError(f"mode {mode!r} of a dim of {n_in} rows needs float64: float32 cannot number them.")
-    device = "cpu" if x.is_meta else x.device  # a plan has no numbers
+    device = "cpu" if x.is_meta or vectorised else x.device  # a plan has no numbers
     rows = torch.arange(n_in, dtype=dtype, device=device).view(1, 1, n_in)
-    return InterpolationWeights(
-        (getattr(torch.ops.aten, NEAREST[mode][0])(rows, [n_out], scale).view(n_out).long().cpu(),)
-    )
+    if vectorised:  # as it is for any four channels that are the last dim in memory
+        rows = rows.unsqueeze(-1).repeat(1, 4, 1, 1).contiguous(memory_format=torch.channels_last)
+        made = getattr(torch.ops.aten, NEAREST[mode][1])(rows, [n_out, 1], scale, None)[0, 0]
+    else:
+        made = getattr(torch.ops.aten, NEAREST[mode][0])(rows, [n_out], scale)
+    return InterpolationWeights((made.reshape(n_out).long().cpu(),))
+
+
+def is_vectorised(shape: Shape, is_channels_last: Callable[[], bool]) -> bool:
+    """Whether torch computes an output of `shape` on a CPU by its vectorised kernel for nearest rows.
+
+    So say `_use_vectorized_kernel_cond_2d` and `_3d` in ATen (UpSampleKernel.cpp).
+    """
+    is_small = len(shape) == 4 and sum(shape[2:]) <= 128
+    return is_small or (len(shape) > 3 and shape[1] > 3 and is_channels_last())
 
 
 def linear_weights(

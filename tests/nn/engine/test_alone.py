@@ -148,3 +148,20 @@ def test_settings_that_torchs_function_does_not_know_keep_the_layers_own_road(ch
     layer(x)
     assert not layer._can_call_torch((x,))
     assert not layer._torch_structures
+
+
+@workers(1, 2)
+@pytest.mark.parametrize("setting", ["stride", "padding", "dilation", "ceil_mode", "return_indices", "kernel_size"])
+def test_a_setting_that_comes_back_counts_again(setting: str) -> None:
+    values = {"ceil_mode": (True, False), "return_indices": (True, False), "kernel_size": (2, 3), "padding": (1, 0)}
+    P, x = alone(4), torch.randn(1, 1, 9, 9)
+    if not P.active:
+        x = x.flatten()[:0].view(0, 1, 9, 9)
+    layer, plain = nn.DistributedMaxPool2d(P, 2), torch.nn.MaxPool2d(2)
+    for value in values.get(setting, (2, 1)) * 2:
+        setattr(layer, setting, value)
+        setattr(plain, setting, value)
+        for _ in range(2):
+            found = layer(x)
+            if P.active:
+                torch.testing.assert_close(found, plain(x))

@@ -118,6 +118,11 @@ class MaxPool(LayerFamily, DistributedPoolingBase):
     torch.Size([1, 3, 4, 4])
     """
 
+    kernel_size: Size
+    stride: Size | None
+    padding: Size
+    dilation: Size
+    ceil_mode: bool
     _settings = ("kernel_size", "stride", "padding", "dilation", "return_indices", "ceil_mode")
     _fills_with_least = True
 
@@ -153,7 +158,8 @@ class MaxPool(LayerFamily, DistributedPoolingBase):
         return MAX_POOL[self.dims](x, kernel, stride, padding, dilation, return_indices=self.return_indices)
 
     def _by_torch(self, x: Tensor) -> Any:
-        return self._template(x)
+        window = self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode, self.return_indices
+        return MAX_POOL[self.dims](x, *window)
 
     def _finished(self, y: Any, x: Tensor, share: Share) -> Any:
         if not self.return_indices:

@@ -62,6 +62,13 @@ class InPlace(torch.autograd.Function):
         return 2 * gradient
 
 
+class OtherDtype(InPlace):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.set_output_grad_dtype(torch.float32)
+        return 2 * x
+
+
 def swallowed(m: Any, y: Tensor) -> Tensor:
     try:
         return y * float(y.detach().sum())
@@ -92,6 +99,8 @@ REFUSED: dict[str, tuple[Callable[[Any, Tensor], Any], str]] = {
     "a counter in an object": (in_an_object, r"Of\.config\.calls: was 0, is 1"),
     "a size of a value": (lambda m, y: y[y > 0], "needs the numbers"),
 }
+if hasattr(torch.autograd.function.FunctionCtx, "set_output_grad_dtype"):  # since torch 2.15
+    REFUSED["a Function that sets a dtype"] = lambda m, y: OtherDtype.apply(y), "set_output_grad_dtype"
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -122,7 +131,7 @@ def test_errors_name_module_and_line() -> None:
         model(torch.ones(1, 5, 2, 2))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated")
 def test_models_that_cannot_be_recorded_are_named() -> None:
     P, conv = partition(), nn.Conv2d(1, 1, 1)
     for model, words in (

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
+import sys
 from collections.abc import Callable
 from typing import Any
 
+import cloudpickle
 import pytest
 import torch
 import torch.nn.functional as F
@@ -30,6 +33,16 @@ class Odd(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> Any:
         x, w = ctx.saved_tensors
         return g * 100 * w.sum(), (g * x).sum().expand_as(w) * 3
+
+
+def copied(kind: type[torch.autograd.Function]) -> Any:
+    """`apply` of a Function as it arrives in another process if it was pickled by value."""
+    here = sys.modules[kind.__module__]
+    cloudpickle.register_pickle_by_value(here)
+    try:
+        return pickle.loads(cloudpickle.dumps(kind.apply))
+    finally:
+        cloudpickle.unregister_pickle_by_value(here)
 
 
 class Net(nn.Module):
@@ -74,6 +87,68 @@ def function_in_checkpoint(m: Any, x: Tensor) -> Tensor:
     return checkpoint(lambda y: Odd.apply(m.part(y), m.w), x, use_reentrant=False)
 
 
+class Apart(torch.autograd.Function):
+    """Its context is set up apart from its forward, which has a default; one of three outputs has no gradient."""
+
+    @staticmethod
+    def forward(x: Tensor, w: Tensor, factor: float = 3.0) -> tuple[Tensor, Tensor, Tensor]:
+        return x.sin(), x * w.sum() * factor, x.argmax(1, keepdim=True)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        x, w, ctx.factor = inputs
+        ctx.mark_non_differentiable(output[2])
+        ctx.save_for_backward(x, w)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, h: Tensor, _: Tensor) -> Any:
+        x, w = ctx.saved_tensors
+        return 5 * g + ctx.factor * h, 2 * (h * x).sum().expand_as(w), None
+
+
+class Derived(Odd):
+    """Inherits a backward, and calls the forward that it replaces."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        return super(Derived, Derived).forward(ctx, x, w) + Odd.forward(ctx, x, w)
+
+
+class Ranks(torch.autograd.Function):
+    """Nothing that it returns has a gradient, and it has no backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = x.argmax(1, keepdim=True)
+        ctx.mark_non_differentiable(y)
+        return y
+
+
+def function_set_up_apart(m: Any, x: Tensor) -> Tensor:
+    apply = Apart.apply
+    y, z, ranks = apply(x, m.w)
+    return y * ranks + z * apply(x, m.w, 2.0)[1]
+
+
+def function_derived(m: Any, x: Tensor) -> Tensor:
+    return Derived.apply(x, m.w)
+
+
+def function_without_gradient(m: Any, x: Tensor) -> Tensor:
+    return Ranks.apply(x) * Odd.apply(x, m.w)
+
+
+def function_made_by_the_model(m: Any, x: Tensor) -> Tensor:
+    class Made(Odd):
+        pass
+
+    return Made.apply(x, m.w)
+
+
+def function_copied(m: Any, x: Tensor) -> Tensor:
+    return copied(Odd)(x, m.w)
+
+
 def without_gradient(m: Any, x: Tensor) -> Tensor:
     with torch.no_grad():
         mean = x.mean((2, 3), keepdim=True)
@@ -101,6 +176,11 @@ def test_in_half_precision() -> None:
         (function, PlacedFunction),
         (function_of_replicated, PlacedFunction),
         (function_in_checkpoint, Checkpoint),
+        (function_set_up_apart, PlacedFunction),
+        (function_derived, PlacedFunction),
+        (function_without_gradient, PlacedFunction),
+        (function_made_by_the_model, PlacedFunction),
+        (function_copied, PlacedFunction),
         (without_gradient, None),
     ],
 )

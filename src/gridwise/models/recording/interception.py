@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
-from types import FunctionType, SimpleNamespace
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import SimpleNamespace
 from typing import Any, NoReturn
 from unittest.mock import patch
 
@@ -22,7 +21,6 @@ import numpy as np
 import torch
 import torch.utils.checkpoint
 from torch import Tensor
-from torch._functorch import utils as functorch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
@@ -50,9 +48,9 @@ class Calls:
         call = patch.object(torch.nn.Module, "__call__", lambda *args, **kwargs: self._call(*args, **kwargs))
         with (
             call,
-            patch.object(torch.fx._symbolic_trace, "_is_fx_tracing_flag", False),
+            _fx_not_tracing(),
             _AsEager(self),
-        ):  # a model may read the flag
+        ):
             yield
 
     def _call(self, module: torch.nn.Module, *args: object, **kwargs: object) -> Any:
@@ -66,6 +64,14 @@ class Calls:
         y = module._call_impl(*args, **kwargs)
         self.stack.pop()
         return y
+
+
+def _fx_not_tracing() -> AbstractContextManager[object]:
+    """Clear torch's flag that symbolic tracing is on, which a model may read; the flag is one of a thread since 2.14."""
+    tracing: Any = torch.fx._symbolic_trace
+    if hasattr(tracing, "_is_fx_tracing_context"):
+        return tracing._is_fx_tracing_context(False)
+    return patch.object(tracing, "_is_fx_tracing_flag", False)
 
 
 class _AsEager(TorchFunctionMode):
@@ -120,15 +126,18 @@ def intercepting(modules: Mapping[str, torch.nn.Module], calls: Calls, regions: 
         (inference, "__enter__", _without_grad),
         (inference, "__exit__", _as_before),
         (torch.utils.checkpoint, "CheckpointFunction", _reentrant(regions)),
-        (torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", regions.checkpointed),
-        (context, "save_for_backward", lambda *args: regions.save(*args)),
+        *((torch.utils.checkpoint, name, regions.checkpointed) for name in _names_of_generators()),
+        (context, "save_for_backward", regions.saving(context.save_for_backward)),
         (context, "mark_dirty", _refusing("an autograd.Function that changes its input (mark_dirty)", calls)),
     ]
+    if hasattr(context, "set_output_grad_dtype"):  # since torch 2.15
+        what = "an autograd.Function that sets the dtype of a gradient (set_output_grad_dtype)"
+        replaced.append((context, "set_output_grad_dtype", _refusing(what, calls)))
     with ExitStack() as stack:
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         for target, name, value in replaced:
             stack.enter_context(patch.object(target, name, value))
-        stack.enter_context(_functions_noted(regions, calls))
+        stack.enter_context(_functions_noted(regions))
         for path, module in modules.items():
             _watch_forward_hooks(path, module)
             is_torchs = isinstance(module, _BatchNorm) and type(module).forward is _BatchNorm.forward
@@ -182,6 +191,12 @@ def _as_before(self: Any, *error: object) -> None:
     torch.set_grad_enabled(self._gridwise_before)
 
 
+def _names_of_generators() -> list[str]:
+    """The generators that run up to their `yield` before a checkpointed function does; the second since torch 2.14."""
+    plain = "_checkpoint_without_reentrant_generator"
+    return [name for name in (plain, f"{plain}_impl") if hasattr(torch.utils.checkpoint, name)]
+
+
 def _reentrant(regions: Regions) -> SimpleNamespace:
     """Replaces `CheckpointFunction`: the same gradients, by non-reentrant recomputation."""
 
@@ -193,48 +208,46 @@ def _reentrant(regions: Regions) -> SimpleNamespace:
     return SimpleNamespace(apply=apply)
 
 
+class _Noted:
+    """What ``Function.forward``, or another static method of Functions, is while models are recorded.
+
+    An attribute of their metaclass, which torch's own ``apply`` looks up in each call, however `apply` was obtained.
+    """
+
+    def __init__(self, name: str, noted: Callable[[Any, Callable[..., Any]], Callable[..., Any]]) -> None:
+        self.name, self.noted = name, noted
+
+    def __get__(self, function: Any, metaclass: type) -> Any:
+        found = next(vars(kind)[self.name] for kind in function.__mro__ if self.name in vars(kind))
+        plain = found.__get__(None, function) if hasattr(found, "__get__") else found
+        inside = issubclass(function, torch.autograd.Function) and get_proxy_mode() is not None
+        return self.noted(function, plain) if inside else plain  # else in an operator, whose own gradient it is
+
+    def __set__(self, function: object, value: object) -> None:
+        metaclass = type(torch.autograd.Function)
+        delattr(metaclass, self.name)
+        try:
+            setattr(function, self.name, value)
+        finally:
+            setattr(metaclass, self.name, self)
+
+
 @contextmanager
-def _functions_noted(regions: Regions, calls: Calls) -> Iterator[None]:
-    """Note every `Function.apply`, including ones bound earlier, by replacing the code object of that one function."""
-    function = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
-    code = function.__code__
-    plain = FunctionType(code, function.__globals__, "apply", function.__defaults__, function.__closure__)
-    noted = [False]
+def _functions_noted(regions: Regions) -> Iterator[None]:
+    """Note every call of an autograd Function."""
+    metaclass, plain = type(torch.autograd.Function), torch.autograd.Function.setup_context
 
-    def applied(cls: type[torch.autograd.Function], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        noted[0] = True
-        apply = partial(plain, cls, *args, **kwargs)
-        if get_proxy_mode() is None:  # inside a recorded operator, whose own gradient it is
-            return apply()
-        return regions.applied(cls, args, apply)
+    def setup_context(kind: type[torch.autograd.Function], own: Callable[..., Any]) -> Callable[..., Any]:
+        return own if own is plain else regions.context_set_up(kind, own)  # torch compares it with its own
 
-    def unwrapped(args: tuple[Any, ...]) -> Any:
-        """Called first by `apply`. A copy of `apply`, as in a function pickled by value, comes here directly."""
-        if not noted[0]:
-            raise refusal("the backward of an autograd.Function, by a copied `apply`,", calls.path, current_line())
-        noted[0] = False
-        return unwrap(args)
-
-    unwrap = functorch.unwrap_dead_wrappers
-    _applied.append(applied)
-    function.__code__ = _Apply.__dict__["apply"].__code__
-    try:
-        with patch.object(functorch, "unwrap_dead_wrappers", unwrapped):
-            yield
-    finally:
-        function.__code__ = code
-        _applied.pop()
-
-
-_applied: list[Callable[..., Any]] = []
-
-
-class _Apply:
-    def apply(cls, *args: object, **kwargs: object) -> Any:
-        from gridwise.models.recording.interception import _applied
-
-        __class__  # type: ignore[name-defined]  # noqa: B018  the replaced code has a cell for it
-        return _applied[-1](cls, args, kwargs)
+    noted = {
+        "forward": _Noted("forward", regions.forward_noted),
+        "setup_context": _Noted("setup_context", setup_context),
+    }
+    with ExitStack() as stack:
+        for name, value in noted.items():
+            stack.enter_context(patch.object(metaclass, name, value, create=True))
+        yield
 
 
 def _mean_over_batches(module: Any, x: Tensor) -> Tensor:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import wraps
 from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 
 from .containers import Tree, flatten, unflatten
 from .recording import Backward, GraphRegion
@@ -22,7 +24,6 @@ class _FunctionCall:
 
     kind: type[torch.autograd.Function]
     line: str
-    saved: list[Tensor] = field(default_factory=list)
     attributes: Tree | None = None
     needed: tuple[bool, ...] = ()
     tensors: list[Tensor] = field(default_factory=list)
@@ -41,6 +42,10 @@ class Regions:
         self._functions: dict[int, _FunctionCall] = {}
         self._stack: list[int] = []
         self._parents: dict[int, int | None] = {}
+        self._saved: dict[int, list[Tensor]] = {}
+        """What calls that are not complete save, by the identities of their contexts."""
+        self._last_forward = 0
+        """The region of the Function whose forward was the last to end."""
 
     @property
     def current(self) -> int | None:
@@ -62,43 +67,90 @@ class Regions:
         yield number
         self._stack.pop()
 
-    def checkpointed(self, function: object, preserve: bool, *rest: object, **named: object) -> Iterator[None]:
+    def checkpointed(self, function: object, *rest: Any, **named: Any) -> Iterator[None]:
         """Replaces the generator of `torch.utils.checkpoint`, which runs up to its `yield` before the function does."""
+        preserve = named["preserve_rng_state"] if "preserve_rng_state" in named else rest[0]
         with self.inside("checkpoint", preserve):
             yield
 
-    def save(self, context: torch.autograd.function.FunctionCtx, *tensors: Tensor) -> None:
+    def saving(self, plain: Callable[..., None]) -> Callable[..., None]:
         """Replaces `save_for_backward` while a call is recorded."""
-        context.to_save = tensors
-        if self._stack and self._stack[-1] in self._functions:
-            self._functions[self._stack[-1]].saved = list(tensors)
 
-    def applied(self, kind: type[torch.autograd.Function], args: Sequence[Any], apply: Callable[[], Any]) -> Any:
-        """Call ``apply()``, which is ``kind.apply(*args)``, and note the call if it is differentiated."""
-        with self.inside("function") as number:
-            call = self._functions[number] = _FunctionCall(kind, current_line())
-            result = apply()
-        outputs = [y for y in flatten(result)[0] if y.requires_grad]
-        if not outputs:
+        def save(context: torch.autograd.function.FunctionCtx, *tensors: Tensor) -> None:
+            plain(context, *tensors)
+            self._saved[id(context)] = list(tensors)
+
+        return save
+
+    def forward_noted(self, kind: type[torch.autograd.Function], plain: Callable[..., Any]) -> Callable[..., Any]:
+        """Replaces the static method `forward` of a Function; torch's `apply` calls it without autograd.
+
+        A Function with a `setup_context` is complete when that has been called, directly afterwards.
+        """
+
+        @wraps(plain)
+        def forward(*args: Any, **named: Any) -> Any:
+            context = args[0] if args and isinstance(args[0], BackwardCFunction) else None
+            if id(context) in self._saved:  # called by the forward of a Function that inherits from this one
+                return plain(*args, **named)
+            if context is not None:
+                self._saved[id(context)] = []
+            with self.inside("function") as number:
+                result = _apart_from(args, plain(*args, **named))
+            if context is not None:
+                self._note(number, kind, context, args[1:], result)
+            self._last_forward = number
             return result
-        context: Any = next(y.grad_fn for y in outputs)
+
+        return forward
+
+    def context_set_up(self, kind: type[torch.autograd.Function], plain: Callable[..., Any]) -> Callable[..., Any]:
+        """Replaces the static method `setup_context` of a Function."""
+
+        @wraps(plain)
+        def setup_context(context: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            if not isinstance(context, BackwardCFunction) or id(context) in self._saved:
+                return plain(context, inputs, output)
+            self._saved[id(context)] = []
+            number = self._last_forward
+            plain(context, inputs, output)
+            self._note(number, kind, context, inputs, output)
+            return None
+
+        return setup_context
+
+    def _note(
+        self, number: int, kind: type[torch.autograd.Function], context: Any, args: Sequence[Any], result: Any
+    ) -> None:
+        """Note a call whose forward made the nodes of region `number`, if it is differentiated."""
+        saved = self._saved.pop(id(context))
+        if not context.next_functions:
+            return
+        call = self._functions[number] = _FunctionCall(kind, current_line())
         call.needed = tuple(context.needs_input_grad)
         inputs = [x for x, needed in zip(args, call.needed, strict=False) if needed]
-        call.tensors, call.attributes = flatten((tuple(call.saved), dict(vars(context))))
+        call.tensors, call.attributes = flatten((tuple(saved), dict(vars(context))))
         call.nodes = tuple(node_of(x).name for x in call.tensors)
         call.inputs = tuple(node_of(x).name for x in inputs)
         call.outputs = [y for y in (result if isinstance(result, tuple) else (result,)) if isinstance(y, Tensor)]
         call.output_nodes = tuple(node_of(y).name for y in call.outputs)
         self.found[number] = GraphRegion(number, "function", self.enclosing(self._parents[number]))
-        return result
 
     def record_backwards(self, fakes: Fakes) -> None:
         """Record the backward of every function that was kept."""
-        for number, region in self.found.items():
-            if region.kind == "function":
-                backward = _recorded(self._functions[number], fakes)
+        for number, call in self._functions.items():
+            region = self.found.pop(number)
+            if any(y.requires_grad for y in call.outputs):  # not all are integers, or marked as not differentiable
+                backward = _recorded(call, fakes)
                 self.found[number] = GraphRegion(number, "function", region.within, backward=backward)
         self._functions.clear()
+
+
+def _apart_from(args: Sequence[Any], result: Any) -> Any:
+    """What a forward returns, with views in place of its arguments, as `apply` makes them: nodes of the region."""
+    if isinstance(result, tuple):
+        return tuple(_apart_from(args, y) for y in result)
+    return result.view_as(result) if isinstance(result, Tensor) and any(result is x for x in args) else result
 
 
 def _recorded(call: _FunctionCall, fakes: Fakes) -> Backward:
@@ -108,10 +160,12 @@ def _recorded(call: _FunctionCall, fakes: Fakes) -> Backward:
     def backward(*tensors: Tensor) -> list[Tensor]:
         assert call.attributes is not None
         saved, attributes = unflatten(call.attributes, tensors[: len(held)])
-        context = SimpleNamespace(**{**attributes, "saved_tensors": saved, "needs_input_grad": call.needed})
+        given = {"saved_tensors": saved, "needs_input_grad": call.needed}
+        given["input_grad_buffers"] = (None,) * len(call.needed)  # since torch 2.15; allowed to have nothing
+        context = SimpleNamespace(**{**attributes, **given})
         result = call.kind.backward(context, *tensors[len(held) :])
-        given = result if isinstance(result, tuple) else (result,)
-        wanted = [g for g, needed in zip(given, call.needed, strict=False) if needed]
+        made = result if isinstance(result, tuple) else (result,)
+        wanted = [g for g, needed in zip(made, call.needed, strict=False) if needed]
         found = [(name, g) for name, g in zip(call.inputs, wanted, strict=True) if g is not None]
         inputs.extend(name for name, _ in found)
         return [g for _, g in found]

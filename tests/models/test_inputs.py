@@ -100,6 +100,47 @@ def test_wrong_arguments_are_one_error_on_all_workers() -> None:
     model(x)
 
 
+@workers(2, transports=("mpi",))
+def test_one_tensor_as_several_arguments() -> None:
+    """On several partitions it is a block of as many global tensors; on one it is one tensor."""
+    P, Q, rank = partition(2, 1), partition(1, 2), gridwise.world().rank
+    whole, other = random(4, 2), random(4, 2).reshape(2, 2, 2).transpose(0, 1).reshape(2, 4)
+    torch.testing.assert_close(whole[2 * rank : 2 * rank + 2], other[:, 2 * rank : 2 * rank + 2])
+    added = gridwise.distribute(lambda a, b: (a * a.sum(0)).sum() + (b.sum(0) * b).sum().exp(), P, b=Q)
+    nested = gridwise.distribute(
+        lambda pair, b=None: (pair[0] * pair[0].sum(0)).sum() + pair[1].sum(0).sin().sum(), P, pair=(P, Q)
+    )
+    alike = gridwise.distribute(lambda pair: (pair[0] * pair[1]).sum() + pair[1].sum(0).sin().sum(), P, pair=(P, P))
+    x, a, b = whole[2 * rank : 2 * rank + 2].clone().requires_grad_(), whole.requires_grad_(), other.requires_grad_()
+    for y, expected in (
+        (added(x, x), (a * a.sum(0)).sum() + (b.sum(0) * b).sum().exp()),
+        (nested((x, x)), (a * a.sum(0)).sum() + b.sum(0).sin().sum()),
+        (alike((x, x)), (a * a).sum() + a.sum(0).sin().sum()),
+        (alike((x, 2 * x)), (a * 2 * a).sum() + (2 * a).sum(0).sin().sum()),
+    ):
+        torch.testing.assert_close(y, expected)
+        (g,) = torch.autograd.grad(y, x)
+        of_a, of_b = torch.autograd.grad(expected, (a, b), allow_unused=True)
+        mine = of_a[2 * rank : 2 * rank + 2] + (0 if of_b is None else of_b[:, 2 * rank : 2 * rank + 2])
+        torch.testing.assert_close(g, mine)
+
+
+class Keywords(nn.Module):
+    def forward(self, x: Tensor, **options: Any) -> Tensor:
+        y = x * options.get("by", 1.0) if options.get("flag") else x
+        return y + options["shift"] if "shift" in options else y
+
+
+def test_values_held_for_arguments_by_keyword() -> None:
+    P, x = partition(1, 1), random(2, 3)
+    held = gridwise.distribute(Keywords(), P, flag=True, by=3.0)
+    for y in (held(x), held(x, flag=True), held(x=x, by=3.0)):
+        torch.testing.assert_close(y, 3 * x)
+    torch.testing.assert_close(held(x, shift=x), 4 * x)
+    with pytest.raises(PartitionError, match="`flag` is held at True"):
+        held(x, flag=False)
+
+
 def test_what_distribute_is_told_about_arguments() -> None:
     P = partition(1, 1, 1, 1)
     with pytest.raises(PartitionError, match="has no argument 'masks'"):

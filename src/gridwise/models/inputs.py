@@ -10,7 +10,7 @@ Arguments other than tensors may differ from call to call; each combination is r
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,8 @@ from torch import Tensor
 
 from ..errors import PartitionError, UnsupportedError
 from ..partition import CartesianPartition, Partition
-from .recording.containers import Branch, Constant, Leaf, Tree, flatten, same, unflatten
+from .recording.containers import Branch, Constant, Leaf, Tree, flatten, unflatten
+from .recording.contents import same
 
 ONE_TENSOR = Branch(tuple, None, (Branch(tuple, None, (Leaf(0),)), Constant({})))
 """The arguments of most calls: one positional tensor."""
@@ -75,22 +76,39 @@ class Inputs:
             call = self.signature.bind(*args, **kwargs)
         except TypeError as error:
             return f"{error}; its arguments are {self.signature}"
-        given = {**self.held, **call.arguments}
-        call.arguments = {key: given[key] for key in self.signature.parameters if key in given}
-        places: dict[int, Partition] = {}
-        problems = []
+        call.arguments = self._with_held(call.arguments)
+        partitions, problems = list[Partition](), list[str]()
         for key, value in _arguments(call, self.signature):
-            found = self._placed(key, value, places)
-            if found is not None:
+            found = self._placed(key, value)
+            if isinstance(found, str):
                 problems.append(found)
-        leaves, tree = flatten((call.args, call.kwargs))
-        if not leaves and not problems:
-            problems = [f"no tensor was given, and `P_x` is the grid {self.P_x.shape} of one"]
-        return "; ".join(problems) or Bound(leaves, tree, [places[id(x)] for x in leaves])
+            else:
+                partitions += found
+        if problems:
+            return "; ".join(problems)
+        leaves, tree = flatten((call.args, call.kwargs), once=False)
+        if not leaves:
+            return f"no tensor was given, and `P_x` is the grid {self.P_x.shape} of one"
+        if len({*map(id, leaves)}) == len(leaves):
+            return Bound(leaves, tree, partitions)
+        leaves = _apart(leaves, partitions)
+        places = {id(x): P for x, P in zip(leaves, partitions, strict=True)}
+        leaves, tree = flatten(unflatten(tree, leaves))
+        return Bound(leaves, tree, [places[id(x)] for x in leaves])
 
-    def _placed(self, key: str, value: object, places: dict[int, Partition]) -> str | None:
-        """Note the partitions of the tensors in an argument; what is wrong with it, if anything."""
-        leaves, tree = flatten(value)
+    def _with_held(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a call in the order of the signature, with those that are held at a value."""
+        given = {**self.held, **arguments}
+        parameters = self.signature.parameters
+        for name, parameter in parameters.items():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                held = {key: value for key, value in self.held.items() if key not in parameters}
+                given[name] = {**held, **arguments.get(name, {})}
+        return {key: given[key] for key in parameters if key in given}
+
+    def _placed(self, key: str, value: object) -> list[Partition] | str:
+        """The partitions of the tensors in an argument, or what is wrong with it."""
+        leaves, tree = flatten(value, once=False)
         if key in self.held and not same(value, self.held[key]):
             what = "a tensor was" if leaves else f"{value!r} was"
             fix = "P" if leaves else f"{value!r}"
@@ -107,17 +125,26 @@ class Inputs:
         if isinstance(binding, Partition):
             if key in self.bindings and isinstance(binding, CartesianPartition) and not leaves and not has_default:
                 return f"`{key}` is a tensor on the grid {binding.shape}: {value!r} was given"
-            places.update({id(x): self._partition(x, binding) for x in leaves})
-        elif binding is not None:
-            partitions, form = flatten(binding, lambda part: isinstance(part, Partition))
-            if form != tree:
-                return f"`{key}` has tensors in another form than its partitions"
-            places.update({id(x): P for x, P in zip(leaves, partitions, strict=True)})
-        return None
+            return [self._partition(x, binding) for x in leaves]
+        partitions, form = flatten(binding, lambda part: isinstance(part, Partition), once=False)
+        if binding is not None and form != tree:
+            return f"`{key}` has tensors in another form than its partitions"
+        return partitions
 
     def _partition(self, x: Tensor, P: Partition) -> Partition:
         """The partition of a tensor in an argument on `P`: one without dims is whole on every worker."""
         return P if x.dim() else Partition(P.transport, self.P_x.grid)
+
+
+def _apart(leaves: Sequence[Tensor], partitions: Sequence[Partition]) -> list[Tensor]:
+    """The tensors, with those that occur on several partitions as several: blocks of as many global tensors."""
+    found: dict[tuple[int, Partition], Tensor] = {}
+    first: dict[int, Partition] = {}
+    for x, P in zip(leaves, partitions, strict=True):
+        is_other = first.setdefault(id(x), P) != P
+        if (id(x), P) not in found:
+            found[id(x), P] = x.view_as(x) if is_other else x
+    return [found[id(x), P] for x, P in zip(leaves, partitions, strict=True)]
 
 
 def _arguments(call: inspect.BoundArguments, signature: inspect.Signature) -> list[tuple[str, Any]]:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import xxhash
 
-from .recording.state import PLAIN, is_foreign, is_own
+from .recording.contents import PLAIN, is_foreign, is_own
 
 SKIPPED = FunctionType, BuiltinFunctionType, ModuleType
 """What `constants_of` does not inspect."""
@@ -76,7 +76,7 @@ def _find_constants(name: str, value: object, names: Set[str], found: list[tuple
             for key, part in enumerate(value) if isinstance(value, list | tuple) else _read(value, names):
                 _find_constants(f"{name}.{key}", part, names, found, visited)
     elif isinstance(value, PLAIN):
-        found.append((name, (type(value), value)))
+        found.append((name, (type(value), repr(value) if isinstance(value, float | complex) else value)))
 
 
 def _parts_of(function: Any) -> tuple[list[FunctionType], list[tuple[str, Any]]]:

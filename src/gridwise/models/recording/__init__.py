@@ -5,7 +5,7 @@ record         one call of a model, on fake tensors of the global shapes
 tracing        all code that depends on torch's tracer
 interception   what a graph would lose of a model's code: kept, or refused by name; `regions`: checkpoints and Functions
 state          what modules hold, compared and restored
-containers     any nesting of tensors, flattened and rebuilt
+containers     any nesting of tensors, flattened and rebuilt; `contents`: what values were, compared and restored
 indices        inputs that are indices of an embedding
 merged_rows    dims merged only for a `linear` stay apart
 """

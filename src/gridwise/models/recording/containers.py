@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from .contents import copied_whole, same
 
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
@@ -30,9 +32,14 @@ class Constant:
     """Anything that neither is nor contains a tensor."""
 
     value: Any
+    was: Any = field(init=False, repr=False)
+    """A copy of what may change in it."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "was", copied_whole(self.value))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Constant) and same(self.value, other.value)
+        return isinstance(other, Constant) and same(self.was, other.was)
 
     def __hash__(self) -> int:
         return hash(type(self.value))
@@ -58,10 +65,10 @@ Tree = Leaf | Constant | Branch
 
 
 def flatten(
-    value: object, is_leaf: Callable[[Any], bool] = lambda value: isinstance(value, Tensor)
+    value: object, is_leaf: Callable[[Any], bool] = lambda value: isinstance(value, Tensor), once: bool = True
 ) -> tuple[list[Any], Tree]:
-    """The tensors in `value`, each once, and the tree of containers around them."""
-    found = _Leaves(is_leaf)
+    """The tensors in `value`, each once (or as often as it occurs), and the tree of containers around them."""
+    found = _Leaves(is_leaf, once)
     tree = found.visit(value, ())
     return found.leaves, tree
 
@@ -73,15 +80,15 @@ class _Leaves:
     collection.
     """
 
-    def __init__(self, is_leaf: Callable[[Any], bool]) -> None:
-        self.is_leaf = is_leaf
+    def __init__(self, is_leaf: Callable[[Any], bool], once: bool) -> None:
+        self.is_leaf, self.once = is_leaf, once
         self.leaves: list[Any] = []
         self._places: dict[int, int] = {}
 
     def visit(self, value: object, around: tuple[int, ...]) -> Tree:
         leaves, places = self.leaves, self._places
         if self.is_leaf(value):
-            if id(value) not in places:
+            if id(value) not in places or not self.once:
                 places[id(value)] = len(leaves)
                 leaves.append(value)
             return Leaf(places[id(value)])
@@ -155,18 +162,6 @@ def without_values(tree: Tree) -> Tree:
         attributes = tuple([(name, without_values(part)) for name, part in tree.attributes])
         return replace(tree, parts=tuple(map(without_values, tree.parts)), attributes=attributes)
     return tree if isinstance(tree, Leaf) else Constant(None)
-
-
-def same(one: object, other: object) -> bool:
-    """Whether two values are the same to a model: of the same type, and equal."""
-    if one is other:
-        return True
-    if type(one) is not type(other):
-        return False
-    try:
-        return bool(one == other) or (one != one and other != other)
-    except (RuntimeError, ValueError, TypeError):  # arrays, which compare element by element
-        return False
 
 
 def described(tree: Tree) -> str:

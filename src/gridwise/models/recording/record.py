@@ -13,11 +13,12 @@ from torch._ops import OpOverload
 
 from ...errors import PartitionError, UnsupportedError, describe
 from .containers import ADDRESS, Tree, described, flatten, unflatten
+from .contents import refilled
 from .interception import Calls, intercepting
 from .merged_rows import keep_rows_apart
 from .recording import Recording, ValueSource, tensors_in
 from .regions import Regions
-from .state import ABSENT, Change, Holding, Snapshot, modules_of, refilled, swap, tensors_of
+from .state import ABSENT, Change, Holding, Snapshot, modules_of, swap, tensors_of
 from .tracing import (
     NEEDS_NUMBERS,
     Fakes,

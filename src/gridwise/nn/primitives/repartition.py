@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ...errors import PartitionError
-from ...grid import Layout, Needs, route
+from ...grid import Layout, Needs, Shape, route
 from ...grid.cuts import checked_cuts
 from ...partition import Partition
 from ..engine.agreement import agree_layout
@@ -75,16 +75,20 @@ class Repartition(Primitive):
     def _distdl_module_setup(self, input: tuple[Tensor, ...]) -> None:
         transport = self.P_x.transport
         source, agreed = agree_layout(transport, self._team, self._title, self.P_x.grid, input[0])
-        target = Layout.balanced(self.P_y.grid, source.global_shape)
+        plan = route(source, Needs.of_layout(self._target(source.global_shape)), transport.rank)
+        self._plan(Move(transport, self._team, self._title, plan, self._nothing), agreed)
+
+    def _target(self, shape: Shape) -> Layout:
+        """The blocks of the output, a tensor of the global shape `shape`."""
+        target = Layout.balanced(self.P_y.grid, shape)
         if self.cuts:
             target = Layout(self.P_y.grid, tuple(map(_chosen, self.cuts, target.cuts)))
-            if target.global_shape != source.global_shape:
+            if target.global_shape != shape:
                 raise PartitionError(
-                    f"{self._title}: `cuts` describe a tensor of shape {target.global_shape}, the input has "
-                    f"{source.global_shape}.\n  fix: let the last cut of each dim be its extent."
+                    f"{self._title}: `cuts` describe a tensor of shape {target.global_shape}, the input has {shape}.\n"
+                    "  fix: let the last cut of each dim be its extent."
                 )
-        plan = route(source, Needs.of_layout(target), transport.rank)
-        self._plan(Move(transport, self._team, self._title, plan, self._nothing), agreed)
+        return target
 
 
 def _chosen(wish: Sequence[int] | None, balanced: tuple[int, ...]) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from gridwise.partition import Partition
 
 from ...notes import note
 from ..backends.mpi.partition import plain
-from .root_parameters import RootParameters, own_generators
+from .root_parameters import RootParameters, own_generators, placeholder_for
 
 STATISTICS = ("running_mean", "running_var")
 
@@ -114,5 +114,6 @@ class DistributedBatchNorm(RootParameters, GridwiseBatchNorm):
         replicas = self.__dict__["_replica_of"]
         for name in replicas:
             replicas[name] = type(replicas[name])(fn(replicas[name].data), replicas[name].requires_grad)
+            self._buffers[self.NAMES[name]] = placeholder_for(replicas[name])
         self.__dict__["_sent"].clear()
         return self

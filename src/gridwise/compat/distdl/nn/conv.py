@@ -20,10 +20,11 @@ from gridwise.partition import Partition
 
 from ..backends.mpi.buffer import check_manager
 from ..backends.mpi.partition import plain
+from .mixins import ConvMixin, HaloMixin
 from .root_parameters import RootParameters, own_generators
 
 
-class OnFeatures(RootParameters, Conv):
+class DistributedFeatureConvBase(RootParameters, HaloMixin, ConvMixin, Conv):
     """Only space is cut, by `P_x`; the first worker owns weight and bias."""
 
     def __init__(
@@ -54,7 +55,7 @@ class OnFeatures(RootParameters, Conv):
         self.serial = P.size == 1
 
 
-class OnChannels(RootParameters, Conv):
+class DistributedGeneralConvBase(RootParameters, HaloMixin, ConvMixin, Conv):
     """Channels are cut, and space too if `P_w` cuts it; the first worker that uses a block of the weight owns it."""
 
     def __init__(
@@ -95,6 +96,9 @@ class OnChannels(RootParameters, Conv):
         return self
 
 
+DistributedChannelConvBase = DistributedGeneralConvBase
+
+
 class _ByPartitions:
     """Makes a layer of the family that the given partitions imply."""
 
@@ -124,9 +128,9 @@ class _ByPartitions:
 
 __all__ = []
 for _dims in (1, 2, 3):
-    for _family, _arguments in (("Feature", OnFeatures), ("Channel", OnChannels), ("General", OnChannels)):
-        _name = f"Distributed{_family}Conv{_dims}d"
-        globals()[_name] = type(_name, (_arguments, getattr(conv, _name)), {"__module__": __name__})
+    for _family in ("Feature", "Channel", "General"):
+        _name, _base = f"Distributed{_family}Conv{_dims}d", globals()[f"Distributed{_family}ConvBase"]
+        globals()[_name] = type(_name, (_base, getattr(conv, _name)), {"__module__": __name__})
         __all__ += [_name]
     _name = f"DistributedConv{_dims}d"
     globals()[_name] = type(_name, (_ByPartitions,), {"__module__": __name__, "dims": _dims})

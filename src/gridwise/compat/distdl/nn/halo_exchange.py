@@ -26,6 +26,7 @@ from gridwise.partition import Partition
 from ..backends.mpi.buffer import check_manager
 from ..backends.mpi.communicator import Communicator
 from ..backends.mpi.partition import is_periodic, plain
+from .module import Module
 
 Halo = tuple[tuple[int, int], ...]
 
@@ -37,7 +38,7 @@ def _pairs(halo_shape: object, dims: int) -> Halo:
     return tuple(zip(widths[::2], widths[1::2], strict=True))
 
 
-class HaloExchange(Primitive):
+class HaloExchange(Module, Primitive):
     """Fill the halos of a padded block, in place.
 
     Parameters

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -27,7 +28,10 @@ def weights_of(
 
 
 class Interpolate(torch.nn.Module):
-    """Outputs [y_local_start, y_local_stop) of the global result, from inputs [x_local_start, x_local_stop)."""
+    """Outputs [y_local_start, y_local_stop) of the global result, from inputs [x_local_start, x_local_stop).
+
+    Where an output needs other inputs, the nearest one at hand takes their place, as in DistDL.
+    """
 
     def __init__(
         self,
@@ -53,5 +57,7 @@ class Interpolate(torch.nn.Module):
             n_in, n_out = int(self.x_global_shape[d]), int(self.y_global_shape[d])
             weights = weights_of(self.mode, n_in, n_out, self.scale_factor, self.align_corners, input)
             outputs = int(self.y_local_start[d]), int(self.y_local_stop[d])
-            y = weights.cut(outputs, int(self.x_local_start[d]), input.device).take(y, d)
+            own = weights.cut(outputs, int(self.x_local_start[d]), input.device)
+            inside = tuple(rows.clamp(0, input.shape[d] - 1) for rows in own.rows)
+            y = replace(own, rows=inside).take(y, d)
         return y

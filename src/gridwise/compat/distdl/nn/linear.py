@@ -15,10 +15,11 @@ from gridwise.partition import Partition
 
 from ..backends.mpi.partition import plain
 from ..utilities.slicing import compute_subshape
+from .module import Module
 from .primitives import Broadcast, SumReduce
 
 
-class DistributedLinear(torch.nn.Module):
+class DistributedLinear(Module):
     """``y = x W' + b`` with `P_x` (1, p_in), `P_y` (1, p_out) and `P_w` (p_out, p_in).
 
     `gridwise.nn.DistributedLinear` also accepts a batch that is cut and inputs of more dims.

@@ -29,12 +29,12 @@ class DistributedLossBase(Module):
 
     BaseLossLayer: ClassVar[Any] = None
     _terms: ClassVar[Callable[..., Tensor]]
+    _valid_reductions: ClassVar[list[str]] = ["none", "mean", "sum"]
 
     def __init__(self, P_x: Partition, reduction: str = "mean") -> None:
         super().__init__()
-        offered = ["none", "mean", "sum", *(["batchmean"] if self.BaseLossLayer is torch.nn.KLDivLoss else [])]
-        if reduction not in offered:
-            raise PartitionError(f"`reduction` (={reduction!r}) must be one of {', '.join(offered)}.")
+        if reduction not in self._valid_reductions:
+            raise PartitionError(f"`reduction` (={reduction!r}) must be one of {', '.join(self._valid_reductions)}.")
         self.P_x, self.reduction = P_x, reduction
         self.reduction_mode = reduction
         everyone = plain(P_x)
@@ -84,5 +84,7 @@ for _name, _function in {
     "KLDivLoss": F.kl_div,
 }.items():
     _attributes = {"BaseLossLayer": getattr(torch.nn, _name), "_terms": _function, "__module__": __name__}
+    if _name == "KLDivLoss":
+        _attributes["_valid_reductions"] = [*DistributedLossBase._valid_reductions, "batchmean"]
     globals()[f"Distributed{_name}"] = type(f"Distributed{_name}", (DistributedLossBase,), _attributes)
     __all__ += [f"Distributed{_name}"]

@@ -1,4 +1,4 @@
-"""The base class of distributed layers: Gridwise's own, with DistDL's attributes."""
+"""The base class of all distributed layers here: Gridwise's own, with DistDL's attributes."""
 
 from __future__ import annotations
 

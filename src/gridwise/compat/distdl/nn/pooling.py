@@ -6,17 +6,18 @@ from typing import Any
 
 from gridwise.errors import PartitionError
 from gridwise.nn.layers import pooling
-from gridwise.nn.layers.pooling import DistributedPoolingBase as DistributedPoolingBase
 from gridwise.nn.windows.windowed_layer import Size
 from gridwise.partition import Partition
 
 from ...notes import note
 from ..backends.mpi.buffer import check_manager
 from ..backends.mpi.partition import plain
+from .mixins import HaloMixin
+from .module import Module
 
 
-class _Max:
-    """DistDL's arguments."""
+class DistributedPoolingBase(Module, HaloMixin, pooling.DistributedPoolingBase):
+    """The base class of pooling layers: DistDL's arguments."""
 
     has_dilation = True
 
@@ -47,13 +48,12 @@ class _Max:
         )
 
 
-class _Avg(_Max):
-    has_dilation = False
-
+DistributedPoolBase = DistributedPoolingBase
 
 __all__ = []
-for _kind, _arguments in (("Max", _Max), ("Avg", _Avg)):
+for _kind in ("Max", "Avg"):
     for _dims in (1, 2, 3):
         _name = f"Distributed{_kind}Pool{_dims}d"
-        globals()[_name] = type(_name, (_arguments, getattr(pooling, _name)), {"__module__": __name__})
+        _attributes = {"__module__": __name__, "has_dilation": _kind == "Max"}
+        globals()[_name] = type(_name, (DistributedPoolingBase, getattr(pooling, _name)), _attributes)
         __all__ += [_name]

@@ -12,14 +12,17 @@ from typing import Any
 from torch import Tensor
 
 from gridwise import nn as own
+from gridwise.errors import PartitionError
+from gridwise.grid import Layout, Shape
 from gridwise.nn.primitives.base import Primitive
 from gridwise.partition import Partition
 
 from ..backends.mpi.buffer import check_manager
 from ..backends.mpi.partition import plain
+from .module import Module
 
 
-class _BetweenPlain(Primitive):
+class _BetweenPlain(Module, Primitive):
     """Takes the arguments of Gridwise's primitive, with DistDL's partitions among them."""
 
     problem: str | None = None
@@ -32,7 +35,7 @@ class _BetweenPlain(Primitive):
         return self.problem or super()._problem_with(input)
 
     def __init_subclass__(cls) -> None:
-        cls.__signature__ = inspect.signature(cls.__mro__[2])  # type: ignore[attr-defined]
+        cls.__signature__ = inspect.signature(cls.__bases__[-1])  # type: ignore[attr-defined]
 
 
 class Broadcast(_BetweenPlain, own.Broadcast):
@@ -47,14 +50,22 @@ class AllSumReduce(_BetweenPlain, own.AllSumReduce):
     """The sum over the workers along `axes_reduce`, or along all but `axes_keep`, on each of them."""
 
 
-class Repartition(own.Repartition):
-    """Moves any blocks on `P_x` to balanced blocks on `P_y`."""
+class Repartition(Module, own.Repartition):
+    """Moves any blocks on `P_x` to balanced blocks on `P_y`, which must not cut a dim of extent 1."""
 
     def __init__(
         self, P_x: Partition, P_y: Partition, preserve_batch: bool = True, buffer_manager: object = None
     ) -> None:
         check_manager(buffer_manager)
         super().__init__(plain(P_x), plain(P_y), preserve_batch)
+
+    def _target(self, shape: Shape) -> Layout:
+        if any(n == 1 < parts for n, parts in zip(shape, self.P_y.shape, strict=True)):
+            raise PartitionError(
+                f"{self._title}: `P_y` (={self.P_y.shape}) cuts a dim of extent 1 of a tensor of shape {shape}.\n"
+                "  fix: gridwise.nn.Repartition takes such tensors, and leaves workers without a part."
+            )
+        return super()._target(shape)
 
 
 def _plain(value: object) -> object:

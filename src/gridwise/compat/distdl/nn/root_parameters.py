@@ -27,6 +27,8 @@ from gridwise.nn.parameters.blocks import BlockParameter
 from gridwise.nn.parameters.replicas import checksum
 from gridwise.partition import zero_volume_tensor
 
+from .module import Module
+
 NOTHING = -1
 
 
@@ -51,7 +53,14 @@ def own_generators(layer: Layer) -> Iterator[None]:
             generator.set_state(state)
 
 
-class RootParameters(Layer):
+def placeholder_for(value: Tensor) -> Tensor:
+    """What a worker shows instead of a parameter that another one owns: without volume, and so is its gradient."""
+    shown = zero_volume_tensor(dtype=value.dtype, device=value.device, requires_grad=True)
+    shown.grad = shown.detach().clone()
+    return shown
+
+
+class RootParameters(Module, Layer):
     """A mixin placed before a Gridwise layer; the constructor calls `_hide` once the parameters exist."""
 
     NAMES: ClassVar[dict[str, str]] = {}
@@ -63,7 +72,7 @@ class RootParameters(Layer):
         for name, value in list(self._parameters.items()):
             if value is not None and name in self._spreads and not self._owns(name):
                 self.__dict__["_replica_of"][name] = self._parameters.pop(name)
-                self._buffers[name] = zero_volume_tensor(dtype=value.dtype, device=value.device, requires_grad=True)
+                self._buffers[name] = placeholder_for(value)
 
     def _owns(self, name: str) -> bool:
         assert self._transport is not None
@@ -79,7 +88,9 @@ class RootParameters(Layer):
         """In the body, every worker that holds a block has it as a parameter, as Gridwise's layer expects."""
         replicas: dict[str, BlockParameter] = self.__dict__["_replica_of"]
         shown = {name: self._buffers.pop(name) for name in replicas}
-        self._parameters.update(replicas)
+        held = {**self._parameters, **replicas}
+        self._parameters.clear()  # so that the order is the same on all workers, which compare it
+        self._parameters.update({name: held[name] for name in (*self._spreads, *held) if name in held})
         try:
             yield
         finally:
@@ -130,8 +141,8 @@ class RootParameters(Layer):
             return super()._apply(fn, recurse)
         with self._replicas_in_place():
             super()._apply(fn, recurse)
-        for name in self.__dict__["_replica_of"]:
-            self._buffers[name] = fn(self._buffers[name])
+        for name, replica in self.__dict__["_replica_of"].items():
+            self._buffers[name] = placeholder_for(replica)
         self.__dict__["_sent"].clear()
         return self
 

@@ -11,11 +11,13 @@ from gridwise.partition import Partition
 from ...notes import note
 from ..backends.mpi.buffer import check_manager
 from ..backends.mpi.partition import plain
+from .mixins.interpolate_mixin import InterpolateMixin
+from .module import Module
 
 LINEAR = {3: "linear", 4: "bilinear", 5: "trilinear"}
 
 
-class DistributedUpsample(GridwiseUpsample):
+class DistributedUpsample(Module, InterpolateMixin, GridwiseUpsample):
     """Interpolation of ``(batch, channel, *space)`` on `P_x` to `size`, or by `scale_factor`."""
 
     def __init__(

@@ -25,9 +25,9 @@ def assemble_global_tensor_structure(
     if inside.transport.rank not in team:
         return whole
     block = torch.empty(0)
-    if inside.active:
+    if inside.active:  # a block of that structure, for which one number is allocated
         shape = tuple(int(n) for n in np.atleast_1d(np.asarray(local_tensor_structure.shape)))
-        block = torch.empty(shape, dtype=local_tensor_structure.dtype, device="meta")
+        block = torch.empty((), dtype=local_tensor_structure.dtype).expand(shape)
         block.requires_grad_(bool(local_tensor_structure.requires_grad))
     layout, agreed = agree_layout(inside.transport, team, "assemble_global_tensor_structure", inside.grid, block)
     whole.shape, whole.dtype = torch.Size(layout.global_shape), agreed.dtype

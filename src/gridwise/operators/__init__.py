@@ -3,4 +3,7 @@
 on_boxes     the kinds of operators, and what each has to say
 call         one call of an ATen operator, with the shapes of its tensors; `functions`: torch's function for an operator
 table        all operators, by the name of the ATen operator
+windows      windows along one dim; `convolution`: convolutions, plain and transposed
 """
+
+from . import convolution as convolution

@@ -146,5 +146,9 @@ class Builder(ABC):
     def call(self, op: Any, *args: Any, **kwargs: Any) -> Any:
         """The result of an ATen operator, of values and other arguments, as the table has it."""
 
+    @abstractmethod
+    def write(self, place: Any, value: Any) -> None:
+        """Give a tensor argument its new value, once, after the call; for operators that change their arguments."""
+
 
 AnyOperator = Local | Collecting | Composed

@@ -1,0 +1,105 @@
+"""Convolutions: a box of the output sees windows of the input, and the rows of the weight for its channels.
+
+    y[n, o] = b[o] + sum_c w[o, c] * x[n, c]        * the windowed sum over space
+
+With groups, output channels see the input channels of their groups only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from ..grid import Box, Interval, group_runs, groups_of
+from .call import OperatorCall
+from .on_boxes import Local
+from .table import NotOnBoxes, operator
+from .windows import Windows, cropped, each, needed
+
+Convolve = Callable[..., Tensor]
+CONV: dict[int, Convolve] = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
+
+
+@operator("conv1d", "conv2d", "conv3d", "convolution", "_convolution")
+def convolution(call: OperatorCall) -> Local:
+    """A convolution with numeric or named padding; also torch's one operator for all kinds."""
+    if call.given.get("transposed"):
+        raise NotOnBoxes("it is transposed")
+    x, weight, dims = call["input"], call["weight"], call["weight"].dim - 2
+    stride, dilation = each(call["stride"], dims), each(call["dilation"], dims)
+    kernel, extents = weight.shape[2:], x.shape[-dims:]
+    if isinstance(call["padding"], str):
+        same = call["padding"] == "same"
+        before = tuple(d * (k - 1) // 2 if same else 0 for k, d in zip(kernel, dilation, strict=True))
+    else:
+        before = each(call["padding"], dims)
+    windows = tuple(map(Windows, kernel, stride, before, dilation, extents))
+    made = ConvolutionOnBoxes(
+        x.dim - dims, windows, stride, dilation, call["groups"], weight.shape, call["bias"] is not None
+    )
+    return Local(made.needs, made.run, flops=2.0 * prod(weight.shape[1:]))
+
+
+@dataclass(frozen=True)
+class ConvolutionOnBoxes:
+    """The operator: `lead` dims before those of space (batch and channels, or channels alone)."""
+
+    lead: int
+    windows: tuple[Windows, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    weight: tuple[int, ...]
+    """The shape of the weight."""
+    has_bias: bool
+
+    @property
+    def per_group(self) -> int:
+        """Output channels of a group."""
+        return self.weight[0] // self.groups
+
+    def needs(self, box: Box) -> list[Box]:
+        outputs = box.start[self.lead - 1], box.stop[self.lead - 1]
+        first, last = groups_of(outputs, self.per_group)
+        inputs = first * self.weight[1], last * self.weight[1]
+        batch = [(box.start[0], box.stop[0])] if self.lead == 2 else []
+        found = [Box.of_intervals([*batch, inputs, *needed(self.windows, box, self.lead)])]
+        found.append(Box.of_intervals([outputs, *((0, n) for n in self.weight[1:])]))
+        return [*found, Box.of_intervals([outputs])] if self.has_bias else found
+
+    def run(self, box: Box, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if not x.numel():
+            return of_padding(box, self.lead, x, weight, bias)
+        ends = zip(self.windows, box.start[self.lead :], box.stop[self.lead :], strict=True)
+        padding, surplus = zip(*(w.padding(a, b) for w, a, b in ends), strict=True)
+        outputs = box.start[self.lead - 1], box.stop[self.lead - 1]
+        return cropped(self._in_groups(x, weight, bias, padding, outputs), surplus, box, self.lead)
+
+    def _in_groups(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: Sequence[int], outputs: Interval
+    ) -> Tensor:
+        """One call of torch for all whole groups, and one for each partial group at the ends."""
+        convolve, window = CONV[len(self.windows)], (self.stride, padding, self.dilation)
+        runs = group_runs(outputs, self.per_group)
+        if len(runs) == 1:
+            first, last = runs[0][1]
+            return convolve(x, weight, bias, *window, last - first)
+        parts, base, (offset, _), per_input = [], groups_of(outputs, self.per_group)[0], outputs, self.weight[1]
+        for (a, b), (first, last) in runs:
+            inputs = x.narrow(self.lead - 1, (first - base) * per_input, (last - first) * per_input)
+            some = None if bias is None else bias[a - offset : b - offset]
+            parts.append(convolve(inputs, weight[a - offset : b - offset], some, *window, last - first))
+        return torch.cat(parts, self.lead - 1)
+
+
+def of_padding(box: Box, lead: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Outputs that no element of the input reaches: the bias, or zero. In autograd they depend on all tensors."""
+    nothing = CONV[1](x.new_zeros(1, 1, 1), weight.new_zeros(1, 1, 1))  # in the dtype that a convolution makes
+    y = nothing.new_zeros(()) + x.sum().to(nothing.dtype) + weight.flatten()[:0].sum().to(nothing.dtype)
+    if bias is not None:
+        y = y + bias.to(y.dtype).view(-1, *(1,) * (len(box.shape) - lead))
+    return y.expand(box.shape)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -19,14 +18,11 @@ from torch import Tensor
 
 from ..errors import UnsupportedError
 from ..grid import Box, Shape
-from ..nn.engine.grid_random import GAMMA, Key, draw_key, flat_positions, keep_mask, uniform_numbers
+from ..nn.engine.grid_random import GAMMA, Key, draw_key, flat_positions, keep_mask, sequential, uniform_numbers
 from .placement import Workers
 
 AT_ONCE, LAST = 1 << 20, 16
 """How many numbers are drawn at a time, and the smallest last piece: torch makes normal numbers 16 at a time."""
-
-_sequential: ContextVar[tuple[torch.Generator | None] | None] = ContextVar("sequential", default=None)
-"""A tuple with the generator to draw from (None: torch's own), or None where numbers depend on global indices."""
 
 
 @contextmanager
@@ -46,11 +42,11 @@ def sequential_random(generator: torch.Generator | None = None) -> Iterator[None
     >>> with gridwise.sequential_random():
     ...     pass  # calls of a distributed model
     """
-    token = _sequential.set((generator,))
+    token = sequential.set((generator,))
     try:
         yield
     finally:
-        _sequential.reset(token)
+        sequential.reset(token)
 
 
 @dataclass(frozen=True)
@@ -106,7 +102,7 @@ class RandomStream:
     @classmethod
     def begin(cls, workers: Workers, name: str) -> RandomStream:
         """The stream of one call of a model; all workers enter together."""
-        source = _sequential.get()
+        source = sequential.get()
         return cls(0, source) if source is not None else cls(draw_key(workers.transport, workers.team, name))
 
     @property

@@ -22,7 +22,7 @@ from ..errors import PartitionError
 from ..grid import Layout
 from ..nn.engine.agreement import Structure, agree_common, agree_plan, is_on, key_of
 from ..nn.engine.arguments import problem_with_inference, refuse_transforms
-from ..nn.engine.grid_random import draw_key
+from ..nn.engine.grid_random import draw_key, sequential
 from ..nn.engine.operator import Operator, Ticket, apply
 from ..nn.engine.plans import PLANS_KEPT, LayerPlans
 from ..nn.parameters.blocks import Spread
@@ -202,7 +202,7 @@ class Runner(FunctionRecorder):
             tuple([(records and p.requires_grad, p.dtype, p.device.type) for p in state.parameters]),
             tuple([b.dtype for b in state.buffers]),
             (records, torch.get_default_dtype(), str(torch.get_default_device()), current_wire()),
-            tuple(casts),
+            (*casts, sequential.get() is None),
         )
 
     def _keep(self, bound: Bound, run: Run, inputs: InputStructures | None = None) -> None:
@@ -275,6 +275,7 @@ def _quick_mode(state: State) -> Hashable:
         tuple(map(_dtypes, state.buffers)),
         (records, torch.get_default_dtype(), torch.get_default_device(), current_wire()),
         tuple([(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]),
+        sequential.get() is None,
     )
 
 

@@ -107,6 +107,22 @@ def test_a_model_in_different_modes_is_refused_by_all(kind):
 
 
 @workers(2)
+def test_a_model_that_draws_numbers_in_different_ways_is_refused_by_all() -> None:
+    P, x = rows(), torch.ones(1, 1, 2, 4)
+    model = gridwise.distribute(nn.Dropout(), P)
+    model(x)
+    with (
+        pytest.raises(PartitionError, match=r"not in the same mode[\s\S]*worker 0: sequential_random: off"),
+        gridwise.sequential_random() if P.rank else nullcontext(),
+    ):
+        model(x)
+    with gridwise.sequential_random():
+        model(x)
+    model(x)
+    assert runner_of(model)._plans.count == 3  # the second was refused
+
+
+@workers(2)
 def test_a_layer_in_different_modes_is_refused_by_all():
     P, rank = rows(), gridwise.world().rank
     norm, conv = gridwise.nn.DistributedBatchNorm2d(P, 2), gridwise.nn.DistributedConv2d(P, 2, 2, 1)

@@ -13,6 +13,7 @@ number is drawn anew before every replay.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextvars import ContextVar
 
 import numpy as np
 import torch
@@ -28,6 +29,9 @@ AT_ONCE, AT_ONCE_ON_DEVICE = 1 << 16, 1 << 26
 """How many elements are mixed at a time: few enough to stay in the cache (CPU), or to fit into memory (device)."""
 
 Key = int | Tensor
+
+sequential: ContextVar[tuple[torch.Generator | None] | None] = ContextVar("sequential", default=None)
+"""Set by `sequential_random`: a tuple with the generator to draw from (None: torch's own); None where indices decide."""
 
 
 def draw_key(transport: Transport, team: Team, what: str) -> Key:

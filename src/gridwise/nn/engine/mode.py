@@ -17,6 +17,7 @@ from ..parameters.gradient_wire import current_wire
 from ..parameters.replicas import checks_every
 from .agreement import Ballot, is_on, key_of
 from .autocast import autocasts
+from .grid_random import sequential
 
 SHOWN = 6
 """How many differences an error lists before it says how many more there are."""
@@ -61,7 +62,7 @@ def agree_mode(
     if ballot.read(place) is None:
         fix = (
             "set attributes and parameters, call train(), eval(), requires_grad_() and to(), and enter no_grad, "
-            "autocast and gradient_wire, on all alike."
+            "autocast, gradient_wire and sequential_random, on all alike."
         )
         asked = f"{what} is not in the same mode on all workers."
         raise PartitionError(asked, _differences(transport, team, mode, module), fix)
@@ -86,6 +87,7 @@ def _settings(module: torch.nn.Module) -> dict[str, str]:
     settings = {
         "autograd": "on" if torch.is_grad_enabled() else "off",
         "autocast": "on" if autocasts() else "off",
+        "sequential_random": "off" if sequential.get() is None else "on",
         "gradient_wire": "full" if current_wire() is None else str(current_wire()),
         "GRIDWISE_CHECK_REPLICAS": str(checks_every()),
     }

@@ -140,7 +140,19 @@ def test_partitions_are_equal_by_value_and_deactivate_for_good():
     assert not b.active
     assert b.rank == -1
     assert b.shape == (1, 2)
-    assert a != b
+
+
+@workers(2)
+def test_a_partition_stays_the_same_key_when_it_is_deactivated() -> None:
+    world = gridwise.world()
+    a, b = (world.create_cartesian_topology_partition([1, 2]) for _ in range(2))
+    known = {a: "this"}
+    a.deactivate()
+    assert (a == b, known[a], known[b]) == (True, "this", "this")
+    first, second = world.create_partition_inclusive([0]), world.create_partition_inclusive([1])
+    _, received = first.create_broadcast_partition_to(second)
+    assert received.active == (world.rank == 1)
+    assert received != first  # on worker 0, which receives nothing, it only has the shape of that one
 
 
 @workers(2)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import numpy as np
 import torch
@@ -59,7 +59,7 @@ class Partition:
     def __init__(self, transport: Transport, grid: Grid) -> None:
         self.transport = transport
         self.grid = grid
-        self.active = transport.rank in grid
+        self.active = self._includes_me = transport.rank in grid
 
     @property
     def rank(self) -> int:
@@ -148,15 +148,16 @@ class Partition:
         shape = tuple(self.shape[axis] for axis in axes)
         ranks = self.grid.team_along(self.transport.rank if self.active else self.ranks[0], axes)
         team = CartesianPartition(self.transport, Grid(ranks, shape))
-        if not self.active:
-            team.deactivate()
-        return team
+        return team if self.active else team._without_me()
 
     def _team_or_nobody(self, ranks: Team) -> Partition:
         team = Partition(self.transport, Grid.line(ranks or self.ranks[:1]))
-        if not ranks:
-            team.deactivate()
-        return team
+        return team if ranks else team._without_me()
+
+    def _without_me(self) -> Self:
+        """This partition, new and in nobody's hands, as one that does not include this worker."""
+        self.active = self._includes_me = False
+        return self
 
     # Exchanging small values within a partition
 
@@ -219,7 +220,7 @@ class Partition:
     # Value semantics
 
     def deactivate(self) -> None:
-        """Make the partition inactive on this worker; it keeps its shape.
+        """Make the partition inactive on this worker; it keeps its shape, and stays equal to what it was equal to.
 
         Partitions hold no resources, so nothing else happens, except for the world of a communicator or process group
         (`gridwise.world(comm)`), which is closed: all of its workers must call this, as they would to free a
@@ -236,7 +237,7 @@ class Partition:
             and type(self) is type(other)
             and self.transport is other.transport
             and self.grid == other.grid
-            and self.active == other.active
+            and self._includes_me == other._includes_me  # not `active`, which may change while this is a key
         )
 
     def __hash__(self) -> int:

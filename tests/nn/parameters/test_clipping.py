@@ -107,6 +107,19 @@ def test_torchs_own_clipping_refuses_what_has_no_meaning() -> None:
 
 
 @workers(2)
+def test_a_worker_that_computes_a_norm_alone_is_named() -> None:
+    """To log it, say, while the other clips: it must not be taken for one that clips too."""
+    layer = nn.DistributedLinear(gridwise.world().create_cartesian_topology_partition([1, 2]), 4, 4)
+    layer(torch.ones(1, 2)).sum().backward()
+    norm, clip = torch.nn.utils.get_total_norm, torch.nn.utils.clip_grad_norm_
+    for other in (lambda: clip(layer.parameters(), 1.0), lambda: nn.utils.clip_grad_norm_(layer.parameters(), 1.0)):
+        alone = lambda: norm([p.grad for p in layer.parameters()])  # noqa: E731
+        with pytest.raises(gridwise.errors.MismatchError, match=r"worker 0: called torch.nn.utils.get_total_norm"):
+            (other if gridwise.world().rank else alone)()
+    torch.testing.assert_close(norm([p.grad for p in layer.parameters()]), clip(layer.parameters(), 1.0))
+
+
+@workers(2)
 def test_torchs_own_clipping_of_replicas_sends_nothing() -> None:
     world = gridwise.world()
     layer = nn.DistributedLinear(world.create_cartesian_topology_partition([2, 1]), 4, 4)

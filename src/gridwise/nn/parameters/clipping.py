@@ -5,6 +5,8 @@
 A block is counted by its owner, the first of its holders. One number is summed over the workers, and all of them scale by
 the same factor. `torch.nn.utils.clip_grad_norm_` and `get_total_norm`, which trainers call (Lightning, Accelerate),
 take gradients without their parameters. They are patched to look these up: if any is in blocks, the norm is global.
+Then all workers that hold blocks must call them, and each under its own name: one that computes a norm alone (to log
+it) is named, rather than taken for one that clips.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ def clip_grad_norm_(
     transport, team = partition.transport, partition.team
     grads = [p.grad for p in held if p.grad is not None]
     counted = [p.grad for p in held if p.grad is not None and _counts(p, transport, team[0])]
-    total = _summed(counted, norm_type, transport, team)
+    total = _summed(counted, norm_type, transport, team, "clip_grad_norm_")
     _refuse_nonfinite(total, norm_type, error_if_nonfinite)
     factor = (max_norm / (total + 1e-6)).clamp(max=1.0)
     if grads:
@@ -71,18 +73,18 @@ def _counts(parameter: Tensor, transport: Transport, first: int) -> bool:
     return transport.rank == first if layout is None else transport.rank in layout.grid
 
 
-def _summed(counted: Sequence[Tensor], norm_type: float, transport: Transport, team: Team) -> Tensor:
-    """The norm of all gradients that the workers of the team count."""
+def _summed(counted: Sequence[Tensor], norm_type: float, transport: Transport, team: Team, what: str) -> Tensor:
+    """The norm of all gradients, each counted by one worker of the team; `what` they call."""
     if not norm_type > 0:
         raise PartitionError(f"`norm_type` (={norm_type}) must be positive; infinity is the largest element.")
-    check_same_call(transport, team, "clip_grad_norm_", "clip_grad_norm_")
+    check_same_call(transport, team, what, what)
     norms = torch.tensor(
         [float(torch.linalg.vector_norm(g, norm_type)) for g in counted if g.numel()], dtype=torch.float64, device="cpu"
     )
     if math.isinf(norm_type):
         largest = norms.max() if len(norms) else norms.new_zeros(())
-        return all_max(largest.nan_to_num(math.nan, math.inf), transport, team, "clip_grad_norm_")
-    return transport.all_sum(norms.pow(norm_type).sum(), team, "clip_grad_norm_") ** (1 / norm_type)
+        return all_max(largest.nan_to_num(math.nan, math.inf), transport, team, what)
+    return transport.all_sum(norms.pow(norm_type).sum(), team, what) ** (1 / norm_type)
 
 
 def _refuse_nonfinite(total: Tensor, norm_type: float, wanted: bool) -> None:
@@ -98,8 +100,8 @@ def _refuse_nonfinite(total: Tensor, norm_type: float, wanted: bool) -> None:
 _total_norm_by_torch = clip_grad._get_total_norm
 
 
-@functools.wraps(_total_norm_by_torch)
 def _total_norm(
+    what: str,
     tensors: Tensor | Iterable[Tensor],
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
@@ -123,7 +125,7 @@ def _total_norm(
     counted = [g for g, spread, _ in blocks if transport.rank in spread.layout.grid]
     total = _total_norm_by_torch(others, norm_type, False, foreach).double().cpu()
     if transport.rank in team:
-        of_blocks = _summed(counted, norm_type, transport, team)
+        of_blocks = _summed(counted, norm_type, transport, team, what)
         total = torch.linalg.vector_norm(torch.stack([total, of_blocks]), norm_type)
     _refuse_nonfinite(total, norm_type, error_if_nonfinite)
     return total.to(given[0])
@@ -146,5 +148,15 @@ def _address(gradient: Tensor) -> tuple[Any, ...]:
     return gradient.device, gradient.data_ptr(), gradient.shape
 
 
+@functools.wraps(_total_norm_by_torch)
+def _norm_to_clip_by(*args: Any, **kwargs: Any) -> Tensor:
+    return _total_norm("clip_grad_norm_", *args, **kwargs)
+
+
+@functools.wraps(_total_norm_by_torch)
+def _get_total_norm(*args: Any, **kwargs: Any) -> Tensor:
+    return _total_norm("torch.nn.utils.get_total_norm", *args, **kwargs)
+
+
 # Replaced in its module, where torch's `clip_grad_norm_` looks it up however it was imported, and under its public name.
-clip_grad._get_total_norm = torch.nn.utils.get_total_norm = _total_norm
+clip_grad._get_total_norm, torch.nn.utils.get_total_norm = _norm_to_clip_by, _get_total_norm

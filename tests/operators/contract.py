@@ -28,6 +28,22 @@ from gridwise.operators.table import NotOnBoxes, maker_for
 
 from ..models.equality import recorded
 
+Case = tuple[str, Callable[..., Any], tuple[Shape, ...]]
+"""The name of an operator, a function that calls it, and the shapes of the function's tensors."""
+
+
+def tensors_of(shapes: Iterable[Shape], dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """Some numbers, always the same."""
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, dtype=dtype, generator=generator) for shape in shapes]
+
+
+def check_case(case: Case) -> None:
+    """The operator is in the table, and keeps its promises."""
+    name, function, shapes = case
+    found = check(function, *tensors_of(shapes))
+    assert f"aten::{name}" in found, found
+
 
 def check(
     function: Callable[..., Any], *inputs: Tensor, boxes: int = 6, seed: int = 0, rtol: float = 1e-12

@@ -3,7 +3,11 @@
 on_boxes     the kinds of operators, and what each has to say
 call         one call of an ATen operator, with the shapes of its tensors; `functions`: torch's function for an operator
 table        all operators, by the name of the ATen operator
+labels       needs of operators whose dims have labels, as in einsum
+pointwise    pointwise operators, conversions; `views`: the same elements under other dims
 windows      windows along one dim; `convolution`: convolutions, plain and transposed
 """
 
 from . import convolution as convolution
+from . import pointwise as pointwise
+from . import views as views

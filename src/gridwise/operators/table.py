@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch._ops import OpOverload
 
 from .call import OperatorCall
@@ -14,6 +15,8 @@ Make = Callable[[OperatorCall], AnyOperator]
 
 OPERATORS: dict[str, Make] = {}
 """By the operator's full name, as in "aten::add", or name and overload, as in "aten::where.Scalar"."""
+BY_TAG: dict[torch.Tag, Make] = {}
+"""By torch's tag, for operators that have no entry of their own."""
 
 
 class NotOnBoxes(Exception):
@@ -31,7 +34,23 @@ def operator(*names: str) -> Callable[[Make], Make]:
     return entered
 
 
+def operator_by_tag(tag: torch.Tag) -> Callable[[Make], Make]:
+    """Register the decorated function for all operators that torch tags so, and that have no entry of their own."""
+
+    def entered(make: Make) -> Make:
+        BY_TAG[tag] = make
+        return make
+
+    return entered
+
+
 def maker_for(op: OpOverload) -> Make | None:
-    """The function that makes an operator on boxes of a call of `op`, or None; one for the overload takes precedence."""
+    """The function that makes an operator on boxes of a call of `op`, or None; one for the overload takes precedence.
+
+    None for operators that change their arguments: who calls them makes them functional first.
+    """
+    if op._schema.is_mutable:
+        return None
     name, overload = str(op._schema.name), op._overloadname
-    return OPERATORS.get(f"{name}.{overload}") or OPERATORS.get(name)
+    found = OPERATORS.get(f"{name}.{overload}") or OPERATORS.get(name)
+    return found or next((make for tag, make in BY_TAG.items() if tag in op.tags), None)

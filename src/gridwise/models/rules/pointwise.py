@@ -11,30 +11,20 @@ from itertools import pairwise
 import torch
 
 from ...grid import Grid, Interval, Layout, Needs, balanced_cuts
+from ...operators.pointwise import UNTAGGED
 from ..placement import Cut, GlobalTensor, Replicated, Want, permuted
 from .call import Call, Placed
 from .table import rule
 
-UNTAGGED = (
-    "hardswish", "leaky_relu", "_prelu_kernel", "where", "masked_fill", "lerp", "addcmul", "addcdiv", "clone", "copy", "copy_",
-    "fill", "fill_", "zero", "zero_", "relu6", "selu", "mish", "celu", "softshrink", "hardshrink", "tanhshrink", "softplus",
-    "threshold", "log_sigmoid", "softsign", "square", "clamp", "clip", "nan_to_num", "float_power", "true_divide", "divide",
-    "multiply", "subtract", "rsub", "positive", "negative", "absolute", "isclose", "conj", "_conj", "conj_physical",
-    "resolve_conj", "resolve_neg", "_neg_view", "real", "imag", "complex", "polar", "zeros_like", "ones_like", "full_like",
-    "empty_like", "logical_and", "logical_or", "logical_xor", "logical_not", "detach", "detach_", "detach_copy", "alias",
-    "contiguous", "special_expit", "special_erf", "maximum", "minimum", "fmax", "fmin", "max.other", "min.other", "isnan",
-    "isinf", "isfinite", "angle", "heaviside", "hypot", "fmod", "remainder", "floor_divide", "__and__", "__or__", "arctan2",
-    "not_equal", "less", "less_equal", "greater", "greater_equal", "fix", "_autocast_to_reduced_precision",
-    "_autocast_to_full_precision",
-)  # fmt: skip
-"""Pointwise operators that torch does not tag as such."""
+IN_PLACE = ("copy", "copy_", "fill", "fill_", "zero", "zero_", "detach_")
+LIKE = ("zeros_like", "ones_like", "full_like", "empty_like")
 
 
 def is_pointwise(op: object) -> bool:
     return torch.Tag.pointwise in getattr(op, "tags", ())
 
 
-@rule(*UNTAGGED)
+@rule(*UNTAGGED, *IN_PLACE, *LIKE)
 def pointwise(call: Call) -> Placed:
     """Any pointwise operator, with broadcasting."""
     if not call.cut:

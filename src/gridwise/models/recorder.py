@@ -10,11 +10,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..errors import GridwiseError, InternalError, PartitionError, UnsupportedError
+from ..errors import PartitionError, UnsupportedError
 from ..grid import Grid, Layout
 from ..nn.engine.agreement import Ballot, Structure, agree_layout, agree_plan, agree_same, gather_lines, is_on, key_of
 from ..nn.engine.mode import agree_mode
-from ..nn.windows.fetch import memory_format_of
+from ..operators.formats import memory_format_of
 from ..partition import CartesianPartition, Partition
 from .inputs import Bound
 from .placement import Cut, Placement
@@ -154,13 +154,12 @@ class FunctionRecorder:
         transport, team = self.P_x.transport, self.P_x.team
         ballot = Ballot()
         failed, succeeded = ballot.any(error is not None), ballot.any(error is None)
-        special: tuple[type[GridwiseError], ...] = (InternalError, UnsupportedError)
-        kinds = [(kind, ballot.any(isinstance(error, kind))) for kind in special]
+        unsupported = ballot.any(isinstance(error, UnsupportedError))
         digest = ballot.equal(recording.digest if recording else None)
         if is_on() and len(team) > 1:
             ballot.count(transport, team, self.says)
             if ballot.read(failed):
-                kind = next((kind for kind, place in kinds if ballot.read(place)), PartitionError)
+                kind = UnsupportedError if ballot.read(unsupported) else PartitionError
                 reports = gather_lines(transport, team, None if error is None else str(error) or repr(error))
                 if len(reports) == 1 and not ballot.read(succeeded):
                     raise kind(str(error) or repr(error)) from error and error.__cause__

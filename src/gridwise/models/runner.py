@@ -28,8 +28,8 @@ from ..nn.engine.plans import PLANS_KEPT, LayerPlans
 from ..nn.parameters.blocks import Spread
 from ..nn.parameters.gradient_wire import current_wire
 from ..nn.parameters.replicas import Replica, agree_replicas, is_due
-from ..nn.windows.fetch import memory_format_of
 from ..nn.windows.windowed_layer import as_batch
+from ..operators.formats import memory_format_of
 from ..partition import CartesianPartition
 from .inputs import Bound, Inputs
 from .recorder import FunctionRecorder, GatherOption, Run

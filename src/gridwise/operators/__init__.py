@@ -6,8 +6,11 @@ table        all operators, by the name of the ATen operator
 labels       needs of operators whose dims have labels, as in einsum
 pointwise    pointwise operators, conversions; `views`: the same elements under other dims
 windows      windows along one dim; `convolution`: convolutions, plain and transposed
+statistics   mean and variance over boxes, and normalisation by them; `norms`: batch, instance, group and layer norm
+formats      half precision and memory formats
 """
 
 from . import convolution as convolution
+from . import norms as norms
 from . import pointwise as pointwise
 from . import views as views

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from ...nn.engine.carrier import HALVES
 from ...nn.engine.copy_and_sum import AllSum
+from ...operators.formats import HALVES
 from ..placement import Cut, Partial, Replicated, Want, with_dim, without_dims
 from .call import Call, NoRule, NothingCut, Placed
 from .pointwise import common_layout, needed_by

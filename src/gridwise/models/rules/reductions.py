@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ...grid import Grid, Layout, Needs
-from ...nn.engine.carrier import HALVES
 from ...nn.engine.copy_and_sum import AllSum
+from ...operators.formats import HALVES
 from ..movement import Movement, applied, move_along
 from ..placement import Cut, GlobalTensor, Partial, Placement, Replicated, resized, with_dims, without_dims
 from .call import Call, Placed

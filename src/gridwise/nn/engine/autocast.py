@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .carrier import HALVES
+from ...operators.formats import HALVES
 
 
 def autocasts() -> bool:

@@ -22,10 +22,10 @@ from ...comm.messages.channel import Channel
 from ...comm.messages.packing import put
 from ...comm.transports.base import Team, Transport
 from ...grid import Box, Piece, Route
+from ...operators.formats import HALVES
 from .operator import Operator
 
 NOWHERE = Box((), ())
-HALVES = (torch.float16, torch.bfloat16)
 SMALL = 1 << 17
 """The most bytes, sent and received together, for which messages have fixed buffers."""
 

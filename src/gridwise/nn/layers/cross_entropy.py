@@ -18,11 +18,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...errors import PartitionError
+from ...operators.formats import HALVES
 from ...partition import Partition
 from ..docstrings import arguments_of
 from ..engine.agreement import agree_call
 from ..engine.all_max import all_max
-from ..engine.carrier import HALVES
 from ..engine.copy_and_sum import AllSum
 from ..engine.plans import LayerPlan
 from .loss import DistributedLoss, without_part

@@ -25,10 +25,10 @@ from torch.nn import functional as F
 
 from ...errors import PartitionError
 from ...grid import Layout
+from ...operators.formats import HALVES
 from ...partition import Partition
 from ..docstrings import LayerFamily, arguments_of
 from ..engine.agreement import agree_layout
-from ..engine.carrier import HALVES
 from ..engine.global_sum import GlobalSum
 from ..engine.mode import StateStructure, structure_of_state
 from ..engine.module import Module

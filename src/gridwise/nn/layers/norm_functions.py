@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ...operators.formats import wide
 from ..engine.autocast import dtype_after
-from ..engine.carrier import HALVES
 from ..engine.copy_and_sum import AllSum
 from ..engine.operator import meet, prepare
 from .standardise import Normalisation, Running, differentiable, normalise
@@ -46,7 +46,7 @@ def batch_norm(
         if len(how.sets.members) > 1:
             return _SyncBatchNorm.apply(x, weight, bias, how.anchor(x, weight, bias), running, how)
         return F.batch_norm(x, running.mean, running.var, weight, bias, True, running.momentum, how.eps)
-    values = for_statistics(x)
+    values = wide(x)
     statistics = how.sets.moments(values)
     follow(running, *statistics, how.sets.count)
     return normalise(values, _like(values, weight), _like(values, bias), statistics, how).to(x.dtype)
@@ -62,7 +62,7 @@ def instance_norm(
     samples: int,
 ) -> Tensor:
     """Normalise by sample and channel; update `running` by the mean over all `samples`, summed by `over_samples`."""
-    values = for_statistics(x)
+    values = wide(x)
     rows = values.reshape(1, x.shape[0] * x.shape[1], math.prod(x.shape[2:]))
     statistics = how.sets.moments(rows)
     if running.mean is not None:
@@ -74,7 +74,7 @@ def instance_norm(
 
 def group_norm(x: Tensor, weight: Parameter, bias: Parameter, how: Normalisation) -> Tensor:
     """Normalise by the statistics of groups of channels (`Sets.in_groups`)."""
-    values = for_statistics(x)
+    values = wide(x)
     rows = values.reshape(1, x.shape[0] * x.shape[1], math.prod(x.shape[2:]))
     weight, bias = (_for_samples(len(x), _like(values, parameter)) for parameter in (weight, bias))
     y = normalise(rows, weight, bias, how.sets.moments(rows), how).view(x.shape)
@@ -83,7 +83,7 @@ def group_norm(x: Tensor, weight: Parameter, bias: Parameter, how: Normalisation
 
 def layer_norm(x: Tensor, lead: int, weight: Parameter, bias: Parameter, how: Normalisation) -> Tensor:
     """Normalise over all dims after the first `lead`; weight and bias have the shape of these dims of the block."""
-    values = for_statistics(x)
+    values = wide(x)
     rows = values.reshape(1, math.prod(x.shape[:lead]), math.prod(x.shape[lead:]))
     y = normalise(rows, None, None, how.sets.moments(rows), how).view(x.shape)
     weight, bias = _like(values, weight), _like(values, bias)
@@ -108,10 +108,6 @@ def of_nothing(x: Tensor, weight: Parameter, bias: Parameter) -> Tensor:
     along = (-1, *(1,) * (x.dim() - 2))
     y = x.clone() if weight is None else x * weight.view(along)
     return (y if bias is None else y + bias.view(along)).to(x.dtype)
-
-
-def for_statistics(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in HALVES else x
 
 
 @torch.no_grad()

@@ -22,11 +22,10 @@ from torch import Tensor
 
 from ...errors import PartitionError
 from ...grid import Cuts, Interval, Layout, Shape, hull_then_pad, window_need
+from ...operators.formats import HALVES, memory_format_of
 from ...partition import Partition
 from ..docstrings import LayerFamily
-from ..engine.carrier import HALVES
 from ..mixins import PoolingMixin
-from ..windows.fetch import memory_format_of
 from ..windows.windowed_layer import Rows, Share, Size, WindowedLayer
 
 MAX_POOL: dict[int, Any] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}

@@ -25,9 +25,9 @@ from torch import Tensor
 
 from ...comm.transports.base import Team, Transport
 from ...grid import Box, Layout
+from ...operators.statistics import by_statistics, laid_out_alike, moments_over
 from ..engine.copy_and_sum import AllSum
 from ..engine.operator import Ticket, anchor_unless, apply, meet, prepare
-from ..windows.fetch import memory_format_of
 
 FEW = 32
 """The largest team that gathers its statistics in one message, whose size grows with the team."""
@@ -121,7 +121,7 @@ class Sets:
         rows = x.shape[1]
         share = x.numel() / max(1, rows) / max(1, self.count)  # the fraction of a set that is in one row
         sets = rows if self.of_row is None else self.total
-        mean, var = row_moments(x.detach()) if x.numel() else (x.new_zeros(rows),) * 2
+        mean, var = moments_over(x.detach(), (0, *range(2, x.dim()))) if x.numel() else (x.new_zeros(rows),) * 2
         if len(self.members) > FEW or len(self.members) * sets > MANY:
             fold, unfold = (self.fold, self.unfold) if self.merges else (_same, _same)
             whole = self.summed(fold(mean * share))
@@ -177,32 +177,6 @@ class Running(NamedTuple):
     """Whether the variance of n elements is multiplied by ``n / (n - 1)``, as in torch."""
 
 
-def row_moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of the rows of ``(n, row, ...)``, by the kernel of group norm: one group for each n and row.
-
-    It makes one numerically stable pass, four times faster than batch norm's kernel. The results for each n are merged.
-    """
-    samples, rows = x.shape[:2]
-    x = x.contiguous()  # for channels last the kernel would compute E[x^2] - E[x]^2
-    elements = x.numel() // (samples * rows)
-    _, *found = torch.native_group_norm(x, None, None, samples, rows, elements, rows, 0.0)
-    mean, scale = (each.reshape(samples, rows) for each in found)
-    var = scale**-2
-    if samples == 1:
-        return mean[0], var[0]
-    whole = mean.mean(0)
-    return whole, (var + (mean - whole) ** 2).mean(0)
-
-
-def by_statistics(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, eps: float
-) -> Tensor:
-    """The rows of ``(n, row, ...)`` normalised by a mean and variance each, scaled and shifted; without gradient."""
-    if not x.numel():  # torch's CUDA kernels fail on this, or end the process
-        return torch.empty_like(x)
-    return torch.native_batch_norm(x, weight, bias, mean, var, False, 0.0, eps)[0]
-
-
 class _NormaliseNode(torch.autograd.Function):
     """Normalise rows by the given statistics of their sets, then scale and shift each by its `weight` and `bias`."""
 
@@ -234,7 +208,7 @@ class _NormaliseNode(torch.autograd.Function):
             plain, aligned, _, _ = torch.batch_norm_backward_reduce(dy, x, mean, r, None, True, False, False)
             aligned = aligned * r
         elif x.numel():
-            dy, x = _laid_out_alike(dy, x)
+            dy, x = laid_out_alike(dy, x)
             _, aligned, plain = torch.ops.aten.native_batch_norm_backward.default(
                 dy, x, None, mean, var, None, None, False, eps, [False, True, True]
             )
@@ -249,15 +223,6 @@ class _NormaliseNode(torch.autograd.Function):
         plain, aligned = sums
         needs_weight, needs_bias = ctx.needs_input_grad[1:3]
         return dx, aligned if needs_weight else None, plain if needs_bias else None, None, None, None
-
-
-def _laid_out_alike(dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in the memory format of `x`: torch's CPU kernel reads one as if it had the format of the other.
-
-    That happens silently where a dim of one element lets a tensor pass for channels last (torch 2.13).
-    """
-    x = x.contiguous(memory_format=memory_format_of(x))
-    return dy.contiguous(memory_format=memory_format_of(x)), x
 
 
 def _backward_sums(

@@ -25,13 +25,13 @@ from torch.nn import functional as F
 
 from ...errors import PartitionError, UnsupportedError
 from ...grid import Interval, Layout, Needs, Shape, balanced_cuts, route
+from ...operators.formats import HALVES, memory_format_of
 from ...partition import Partition
 from ..engine.agreement import Ballot, agree_layout
 from ..engine.arguments import problem_with_tensor
 from ..engine.autocast import dtype_after
-from ..engine.carrier import HALVES, Move
+from ..engine.carrier import Move
 from ..engine.module import Module
-from ..windows.fetch import memory_format_of
 from ..windows.interpolation import (
     NEAREST,
     InterpolationWeights,

@@ -21,7 +21,8 @@ from torch import Tensor
 from ...comm.messages.packing import put
 from ...comm.transports.base import Team, Transport
 from ...grid import OWN, Box, Route, Stacking, stacking_of
-from ..engine.carrier import HALVES, Margins, Move, MoveBack, Place
+from ...operators.formats import HALVES, memory_format_of
+from ..engine.carrier import Margins, Move, MoveBack, Place
 
 
 class Fetch(Move):
@@ -133,16 +134,6 @@ class FetchBack(MoveBack):
         x = forth.kept[0][1](y)  # this worker's part of the gradient, in its place: what arrives is added there
         self.traffic.carry(y, x, (), add=True)
         return x
-
-
-def memory_format_of(x: Tensor) -> torch.memory_format:
-    """The format to keep: channels last where `x` is laid out so, else contiguous."""
-    if not x.is_contiguous():
-        if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
-            return torch.channels_last
-        if x.dim() == 5 and x.is_contiguous(memory_format=torch.channels_last_3d):
-            return torch.channels_last_3d
-    return torch.contiguous_format
 
 
 def _edges(shape: Sequence[int], margins: Margins) -> list[Place]:

@@ -1,7 +1,7 @@
 """Every error a user can meet, in one place.
 
 All derive from `GridwiseError`. A bad argument, shape or grid is also a `ValueError`; an unsupported combination is also a
-`NotImplementedError`; a worker or network failure, or a timeout, is also a `RuntimeError`.
+`NotImplementedError`; a worker or network failure, a timeout, or an error of Gridwise itself is also a `RuntimeError`.
 A message says what was asked, what each offending worker has, and what to do: the three arguments of every error here.
 """
 
@@ -52,6 +52,16 @@ class UnsupportedError(GridwiseError, NotImplementedError):
     --------
     >>> issubclass(gridwise.errors.UnsupportedError, gridwise.errors.GridwiseError)
     True
+    """
+
+
+class InternalError(GridwiseError, RuntimeError):
+    """Gridwise itself failed, not what was asked of it; the message has the versions that a report of it needs.
+
+    Examples
+    --------
+    >>> issubclass(gridwise.errors.InternalError, gridwise.errors.PartitionError)
+    False
     """
 
 

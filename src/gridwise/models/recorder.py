@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..errors import PartitionError, UnsupportedError
+from ..errors import GridwiseError, InternalError, PartitionError, UnsupportedError
 from ..grid import Grid, Layout
 from ..nn.engine.agreement import Ballot, Structure, agree_layout, agree_plan, agree_same, gather_lines, is_on, key_of
 from ..nn.engine.mode import agree_mode
@@ -154,12 +154,13 @@ class FunctionRecorder:
         transport, team = self.P_x.transport, self.P_x.team
         ballot = Ballot()
         failed, succeeded = ballot.any(error is not None), ballot.any(error is None)
-        unsupported = ballot.any(isinstance(error, UnsupportedError))
+        special: tuple[type[GridwiseError], ...] = (InternalError, UnsupportedError)
+        kinds = [(kind, ballot.any(isinstance(error, kind))) for kind in special]
         digest = ballot.equal(recording.digest if recording else None)
         if is_on() and len(team) > 1:
             ballot.count(transport, team, self.says)
             if ballot.read(failed):
-                kind = UnsupportedError if ballot.read(unsupported) else PartitionError
+                kind = next((kind for kind, place in kinds if ballot.read(place)), PartitionError)
                 reports = gather_lines(transport, team, None if error is None else str(error) or repr(error))
                 if len(reports) == 1 and not ballot.read(succeeded):
                     raise kind(str(error) or repr(error)) from error and error.__cause__

@@ -27,8 +27,8 @@ from torch.overrides import TorchFunctionMode
 
 from ...errors import UnsupportedError
 from ...nn.engine.module import Module as DistributedLayer
+from .lines import calls_model, current_line
 from .regions import Regions
-from .tracing import current_line
 
 
 class Calls:
@@ -53,6 +53,7 @@ class Calls:
         ):
             yield
 
+    @calls_model
     def _call(self, module: torch.nn.Module, *args: object, **kwargs: object) -> Any:
         """Like `Module.__call__`, but never compiled; the name stays on the stack if the call fails."""
         if isinstance(module, DistributedLayer):
@@ -85,6 +86,7 @@ class _AsEager(TorchFunctionMode):
         super().__init__()
         self.calls = calls
 
+    @calls_model
     def __torch_function__(
         self, function: Callable[..., Any], types: object, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
@@ -166,6 +168,7 @@ def _watch_forward_hooks(path: str, module: torch.nn.Module) -> None:
     """Refuse hooks that return nothing: they can only have side effects, which a recording does not repeat."""
 
     def watched(hook: Callable[..., Any]) -> Callable[..., Any]:
+        @calls_model
         def call(*args: object, **kwargs: object) -> Any:
             result = hook(*args, **kwargs)
             if result is None:
@@ -200,6 +203,7 @@ def _names_of_generators() -> list[str]:
 def _reentrant(regions: Regions) -> SimpleNamespace:
     """Replaces `CheckpointFunction`: the same gradients, by non-reentrant recomputation."""
 
+    @calls_model
     def apply(function: Callable[..., Any], preserve: bool, *args: object) -> Any:
         needed = any(isinstance(arg, Tensor) and arg.requires_grad for arg in args)
         with torch.set_grad_enabled(needed and torch.is_grad_enabled()), regions.inside("checkpoint", preserve):
@@ -250,6 +254,7 @@ def _functions_noted(regions: Regions) -> Iterator[None]:
         yield
 
 
+@calls_model
 def _mean_over_batches(module: Any, x: Tensor) -> Tensor:
     """The forward of a batch norm with `momentum=None`, with the number of batches as a tensor, not a Python number."""
     module._check_input_dim(x)

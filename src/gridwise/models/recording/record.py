@@ -15,6 +15,7 @@ from ...errors import PartitionError, UnsupportedError, describe
 from .containers import ADDRESS, Tree, described, flatten, unflatten
 from .contents import refilled
 from .interception import Calls, intercepting
+from .lines import calls_model, current_line, internal_error, line_of
 from .merged_rows import keep_rows_apart
 from .recording import Recording, ValueSource, tensors_in
 from .regions import Regions
@@ -23,10 +24,8 @@ from .tracing import (
     NEEDS_NUMBERS,
     Fakes,
     InputSpec,
-    current_line,
     is_fake,
     kept_fakes,
-    line_of,
     numbers_needed,
     owner_of,
     trace,
@@ -109,7 +108,7 @@ class _Attempt:
         except NEEDS_NUMBERS as error:
             raise self._needs_numbers(error) from None
         except Exception as error:
-            raise self._refused(error) from error
+            raise internal_error(self.says, error) or self._refused(error) from error
         finally:
             before.restore()
         changes = self._plain_changes(values)
@@ -130,6 +129,7 @@ class _Attempt:
         self._refuse_kept(module, fakes)
         return Recording(module, sources, constants, self.returned, digest, self.regions.found), changes
 
+    @calls_model
     def _run(self, held: int, *tensors: Tensor) -> list[Tensor]:
         before = Snapshot(self.modules)
         args, kwargs = unflatten(self.tree, tensors[held:])

@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
 from .containers import Tree, flatten, unflatten
+from .lines import calls_model, current_line
 from .recording import Backward, GraphRegion
-from .tracing import Fakes, current_line, node_of, trace
+from .tracing import Fakes, node_of, trace
 
 
 @dataclass
@@ -76,6 +77,7 @@ class Regions:
     def saving(self, plain: Callable[..., None]) -> Callable[..., None]:
         """Replaces `save_for_backward` while a call is recorded."""
 
+        @calls_model
         def save(context: torch.autograd.function.FunctionCtx, *tensors: Tensor) -> None:
             plain(context, *tensors)
             self._saved[id(context)] = list(tensors)
@@ -88,6 +90,7 @@ class Regions:
         A Function with a `setup_context` is complete when that has been called, directly afterwards.
         """
 
+        @calls_model
         @wraps(plain)
         def forward(*args: Any, **named: Any) -> Any:
             context = args[0] if args and isinstance(args[0], BackwardCFunction) else None
@@ -107,6 +110,7 @@ class Regions:
     def context_set_up(self, kind: type[torch.autograd.Function], plain: Callable[..., Any]) -> Callable[..., Any]:
         """Replaces the static method `setup_context` of a Function."""
 
+        @calls_model
         @wraps(plain)
         def setup_context(context: Any, inputs: tuple[Any, ...], output: Any) -> None:
             if not isinstance(context, BackwardCFunction) or id(context) in self._saved:
@@ -157,6 +161,7 @@ def _recorded(call: _FunctionCall, fakes: Fakes) -> Backward:
     held, gradients = [fakes.empty(x) for x in call.tensors], [fakes.empty(y) for y in call.outputs]
     inputs: list[str] = []
 
+    @calls_model
     def backward(*tensors: Tensor) -> list[Tensor]:
         assert call.attributes is not None
         saved, attributes = unflatten(call.attributes, tensors[: len(held)])

@@ -8,11 +8,7 @@ Export itself would refuse classes that are not registered with it, undo a model
 from __future__ import annotations
 
 import gc
-import linecache
-import os
-import sys
-import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
@@ -36,12 +32,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..rules.pointwise import is_pointwise
 from ..rules.table import rule_for
 from .containers import flatten
+from .lines import calls_model
 
 NEEDS_NUMBERS = (DataDependentOutputException, DynamicOutputShapeException)
 """Raised by an operator whose result, or the size of it, depends on the values of a tensor; a fake has none."""
-
-_TORCH = os.path.dirname(torch.__file__)
-_HERE = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 
 
 @dataclass(frozen=True)
@@ -90,6 +84,7 @@ def trace(
 ) -> torch.fx.GraphModule:
     """The graph of ``function(*inputs)``; `note` adds to the meta of every node when it is created."""
 
+    @calls_model
     def annotated(*inputs: Tensor) -> Sequence[Tensor]:
         tracer = tracer_of()
         make = tracer.create_node
@@ -113,6 +108,7 @@ def trace(
 _torchs_lstm = decompositions.one_layer_lstm
 
 
+@calls_model
 def _one_layer_lstm(*args: Any, **kwargs: Any) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """Torch's, which gives the final states of fakes a dim too many in version 2.11."""
     outputs, states = _torchs_lstm(*args, **kwargs)
@@ -136,6 +132,7 @@ def _composites() -> list[OpOverload]:
     return found
 
 
+@calls_model
 def _apart(op: OpOverload, *args: object, **kwargs: object) -> Any:
     """Decompose a composite operator, unless autocast is on and has a kernel for the operator itself."""
     for kind in ("cpu", "cuda"):
@@ -190,25 +187,6 @@ def numbers_needed() -> Iterator[list[Exception]]:
 
 def is_fake(x: object) -> bool:
     return isinstance(x, FakeTensor)
-
-
-def current_line() -> str:
-    """The innermost line of the user's code on the stack."""
-    return _first_own(traceback.walk_stack(sys._getframe(1)))
-
-
-def line_of(error: BaseException) -> str:
-    """The innermost line of the user's code in the traceback of an error."""
-    return _first_own(reversed(list(traceback.walk_tb(error.__traceback__))))
-
-
-def _first_own(frames: Iterable[tuple[FrameType, int]]) -> str:
-    for frame, number in frames:
-        code = frame.f_code
-        if not code.co_filename.startswith((_TORCH, _HERE, "<")):
-            line = linecache.getline(code.co_filename, number).strip()
-            return f"{os.path.basename(code.co_filename)}:{number}, in {code.co_name}:  {line}"
-    return ""
 
 
 @contextmanager

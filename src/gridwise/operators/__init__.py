@@ -5,12 +5,17 @@ call         one call of an ATen operator, with the shapes of its tensors; `func
 table        all operators, by the name of the ATen operator
 labels       needs of operators whose dims have labels, as in einsum
 pointwise    pointwise operators, conversions; `views`: the same elements under other dims
+slicing      slices, splits, rows that are replaced; `joining`: concatenation, stacking, rows repeated
+products     products and sums of products; `sums`: what is collected box by box
 windows      windows along one dim; `convolution`: convolutions, plain and transposed
 statistics   mean and variance over boxes, and normalisation by them; `norms`: batch, instance, group and layer norm
 formats      half precision and memory formats
 """
 
 from . import convolution as convolution
+from . import joining as joining
 from . import norms as norms
 from . import pointwise as pointwise
+from . import products as products
+from . import slicing as slicing
 from . import views as views

@@ -8,6 +8,7 @@ import torch
 from torch._ops import OpOverload
 
 from ...operators.functions import short_name
+from ...operators.table import NotOnBoxes
 from ..movement import is_there
 from .call import Call, NoRule, NothingCut, Placed
 from .pointwise import is_pointwise, pointwise
@@ -30,7 +31,7 @@ def _answer(call: Call) -> Placed:
             return rule(call)
         except NothingCut:
             return call.everywhere()
-        except NoRule as error:
+        except (NoRule, NotOnBoxes) as error:
             reason = str(error)
     if call.cut and call.keeps_alias:
         raise NoRule(f"{reason}; its tensors would be gathered, but its result is a view that is written to")

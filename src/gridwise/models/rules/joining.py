@@ -14,6 +14,7 @@ import torch
 
 from ...grid import Grid, Layout, Needs, balanced_cuts, sliced_need
 from ...grid.cuts import scaled
+from ...operators.slicing import rows_of
 from ..placement import SMALL, Cut, Replicated, Want, everything, recut, resized, with_dim, with_dims, without_dims
 from .call import Call, NoRule, Placed
 from .table import rule
@@ -69,19 +70,11 @@ def stack(call: Call) -> Placed:
     return Placed(Cut(target), call.locally(), [layout] * len(call.tensors))
 
 
-def rows_of(call: Call, kind: str, extent: int) -> range:
-    """The rows of a dim that a slice takes."""
-    if kind == "narrow":
-        start = call["start"]
-        return range(extent)[start : start + call["length"]] if start >= 0 else range(extent)[start:][: call["length"]]
-    return range(extent)[slice(call["start"], call["end"], call["step"])]
-
-
 @rule("slice", "narrow", "slice_copy", "narrow_copy")
 def sliced(call: Call) -> Placed:
     x, layout = call.first_cut()
     dim = call["dim"] % x.dim
-    rows = rows_of(call, call.kind.removesuffix("_copy"), x.shape[dim])
+    rows = rows_of(call, x.shape[dim])
     if not x.is_cut_along([dim]):
         return Placed(Cut(resized(layout, [dim], call.result.shape)), call.locally())
     if rows.step == 1:

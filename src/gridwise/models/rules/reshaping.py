@@ -13,6 +13,7 @@ from torch import Tensor
 from ...grid import Layout, balanced_cuts
 from ...grid.cuts import scaled
 from ...grid.reshape import reshaped
+from ...operators.views import order_of
 from ..placement import Cut, Replicated, permuted, resized, with_dims, without_dims
 from .call import Call, NoRule, NothingCut, Placed
 from .table import rule
@@ -39,25 +40,6 @@ def reshape(call: Call) -> Placed:
     before, after = found
     block = call.block(after).shape
     return Placed(Cut(after), lambda x, *_: change(x, block), call.first_alone(before))
-
-
-def order_of(call: Call, dim: int) -> list[int]:
-    """The dims of the input in the order of the output."""
-    order, kind = list(range(dim)), call.kind.removesuffix("_copy")
-    if kind == "permute":
-        return [d % dim for d in call["dims"]]
-    if kind in ("transpose", "swapaxes", "swapdims", "t", "mT"):
-        names = {"transpose": ("dim0", "dim1"), "swapaxes": ("axis0", "axis1"), "swapdims": ("dim0", "dim1")}
-        a, b = (call[name] % dim for name in names[kind]) if kind in names else (dim - 2, dim - 1)
-        order[a], order[b] = order[b], order[a]
-        return order
-    if kind == "numpy_T":
-        return order[::-1]
-    source, target = (call.dims(name, dim) for name in ("source", "destination"))
-    rest = [d for d in order if d not in source]
-    for place, d in sorted(zip(target, source, strict=True)):
-        rest.insert(place, d)
-    return rest
 
 
 @rule("permute", "transpose", "swapaxes", "swapdims", "t", "numpy_T", "movedim", "moveaxis", "permute_copy", "mT")

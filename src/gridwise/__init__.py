@@ -40,6 +40,7 @@ from .partition import zero_volume_tensor as zero_volume_tensor
 from .planning import plan as plan
 from .planning import trace as trace
 from .show.describe import describe as describe
+from .tiles import tiled as tiled
 from .version import __version__ as __version__
 
 _guard()

@@ -165,7 +165,7 @@ def prune(
 
 def bytes_in(text: str) -> int:
     """A number of bytes with a unit: 300MB, 5 GiB."""
-    from ..planning.machine import number_of_bytes
+    from ..memory_sizes import number_of_bytes
 
     try:
         return number_of_bytes(text)

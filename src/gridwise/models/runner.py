@@ -182,7 +182,7 @@ class Runner(FunctionRecorder):
         """Everything that a recording depends on, as seen by this worker; `inputs` in place of those of `bound`."""
         if inputs is None:
             inputs = tuple([(Structure.of(x), memory_format_of(x)) for x in bound.tensors])
-        return inputs, bound.tree, tuple(bound.partitions), state.number, _quick_mode(state), constants_of(self.call)
+        return inputs, bound.tree, tuple(bound.partitions), state.number, quick_mode(state), constants_of(self.call)
 
     def _state(self) -> State:
         """The state of the modules, apart from the values of their tensors: a known one, or a new one."""
@@ -265,7 +265,7 @@ class Runner(FunctionRecorder):
         return self._recordings[key].outputs(_Same([nothing]))
 
 
-def _quick_mode(state: State) -> Hashable:
+def quick_mode(state: State) -> Hashable:
     """The parts of the mode that can change while the state stays the same, collected fast enough for every call."""
     records = torch.is_grad_enabled()
     with torch._C.DisableTorchFunctionSubclass():  # attributes of parameters are read several times faster

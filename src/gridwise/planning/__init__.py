@@ -18,13 +18,13 @@ What happened
     page            all of it as one HTML file
 """
 
+from ..tables import readable as readable
 from .machine import Machine as Machine
 from .machine import read_machine as read_machine
 from .plan import count as count
 from .plan import plan as plan
 from .report import Plan as Plan
 from .search import Ranking as Ranking
-from .tables import readable as readable
 from .tracing.trace import trace as trace
 from .tracing.traced import Traced as Traced
 from .tracing.traced import read_trace as read_trace

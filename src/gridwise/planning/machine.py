@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
@@ -35,12 +34,12 @@ from typing import Any, TypeVar
 import torch
 
 from ..errors import PartitionError
+from ..memory_sizes import number_of_bytes
 
 Kind = TypeVar("Kind")
 SHIPPED = Path(__file__).parent / "machines"
 KINDS = ("conv", "matmul")
 DEVICES = ("cpu", "cuda")
-UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
 
 @dataclass(frozen=True)
@@ -177,17 +176,6 @@ def read_machine(path: str | Path) -> Machine:
             f"plan: the machine in {path} cannot be read: {what}.\n  fix: see gridwise.planning.machine, or measure one "
             "with `gridwise doctor --calibrate`."
         ) from error
-
-
-def number_of_bytes(size: str | int) -> int:
-    """Bytes, from a number or from text such as "40GiB"."""
-    if isinstance(size, int) and size > 0:
-        return size
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?\s*", str(size).upper())
-    found = int(float(match[1]) * UNITS[match[2]]) if match else 0
-    if found < 1:
-        raise PartitionError(f"plan: `memory` (={size!r}) is no number of bytes.\n  fix: 40 * 2**30, or '40GiB'.")
-    return found
 
 
 def _read(kind: type[Kind], found: Mapping[str, object]) -> Kind:

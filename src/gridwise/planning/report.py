@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ..comm.transports.counting import Entry, Ledger
 from ..errors import PartitionError
-from .tables import PrintsAsTables, readable, seconds_text, spelt
+from ..tables import PrintsAsTables, readable, seconds_text, spelt
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..errors import GridwiseError, PartitionError
+from ..tables import PrintsAsTables, readable, seconds_text, spelt
 from .checkpointed import checkpointed
 from .machine import Machine
 from .one_step import PlannedStep, meta_copy
 from .report import Plan
 from .roles import grid_of
-from .tables import PrintsAsTables, readable, seconds_text, spelt
 
 TRIED, FINALISTS = 64, 3
 """How many grids are tried, those with the shortest seams first; and how many are planned in full at a time."""

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from gridwise.fake import is_fake
 from gridwise.grid import Box, Layout
-from gridwise.planning.tables import PrintsAsTables, readable
+from gridwise.tables import PrintsAsTables, readable
 
 Layouts = Callable[[str, torch.Size, int], Sequence[slice] | Box | None] | Mapping[str, Layout]
 COLUMNS = ("name", "kind", "shape", "dtype", "bytes")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..planning.report import Plan, Worker
-from ..planning.tables import spelt, unit_for
+from ..tables import spelt, unit_for
 from .owners import new_figure, saved
 
 if TYPE_CHECKING:

@@ -6,27 +6,8 @@ allocation has succeeded.
 
 from __future__ import annotations
 
-import contextlib
-import os
-from functools import cache
-from pathlib import Path
-
 from ...errors import CheckpointError
-
-_OF_GROUP = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-
-
-@cache
-def largest() -> int:
-    """The most bytes that a process can have here: memory and swap, or the limit of its control group if lower."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        total += sum(int(line.split()[1]) << 10 for line in lines if line.startswith("SwapTotal:"))
-    for file in _OF_GROUP:
-        with contextlib.suppress(OSError, ValueError):  # it may say "max"
-            total = min(total, int(file.read_text(encoding="ascii")))
-    return total
+from ...memory_sizes import largest
 
 
 def check_new(nbytes: int) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import PartitionError
+from ...tables import PrintsAsTables, readable, seconds_text
 from ..report import Plan
-from ..tables import PrintsAsTables, readable, seconds_text
 from ..times import PHASES, LayerRow
 
 Volumes = tuple[tuple[int, int], ...]

@@ -6,8 +6,8 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..html import escape as escape_html
-from ..html import table as html_table
+from .html import escape as escape_html
+from .html import table as html_table
 
 if TYPE_CHECKING:
     from rich.console import Group

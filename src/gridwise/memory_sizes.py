@@ -1,0 +1,66 @@
+"""Sizes of memory: as users write them, what this machine has, and what is free."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from .errors import PartitionError
+
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+_USED = (Path("/sys/fs/cgroup/memory.current"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"))
+
+
+def number_of_bytes(size: str | int, asked: str = "plan") -> int:
+    """Bytes, from a number or from text such as "40GiB"; `asked` is who asks, for the error.
+
+    >>> number_of_bytes("1.5GiB") == 3 * 2**29
+    True
+    """
+    if isinstance(size, int) and not isinstance(size, bool) and size > 0:
+        return size
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?\s*", str(size).upper())
+    found = int(float(match[1]) * UNITS[match[2]]) if match else 0
+    if found < 1:
+        raise PartitionError(f"{asked}: `memory` (={size!r}) is no number of bytes.\n  fix: 40 * 2**30, or '40GiB'.")
+    return found
+
+
+@cache
+def largest() -> int:
+    """The most bytes that a process can have here: memory and swap, or the limit of its control group if lower."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") + _of_meminfo("SwapTotal")
+    return min([total, *filter(None, map(_number, _LIMITS))])
+
+
+def free(device: torch.device) -> int:
+    """The bytes that are free on a device; on the CPU, those that the system can give without swapping."""
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + unused
+    found = [_of_meminfo("MemAvailable") or largest()]
+    for limit, used in zip(_LIMITS, _USED, strict=True):
+        most, now = _number(limit), _number(used)
+        if most is not None and now is not None:
+            found.append(max(0, most - now))
+    return min(found)
+
+
+def _of_meminfo(name: str) -> int:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1]) << 10
+    return 0
+
+
+def _number(file: Path) -> int | None:
+    with contextlib.suppress(OSError, ValueError):  # it may say "max"
+        return int(file.read_text(encoding="ascii"))
+    return None

@@ -1,0 +1,13 @@
+"""One device: models run tile by tile, on inputs of any size, in bounded memory, with the same numbers.
+
+tiled      the user's entry point, and the model that it makes; `limits`: what the user allows
+runner     recorded and scheduled once for inputs of one structure, then run
+lowering   a recording as operators on boxes (`graph`), without writes (`views`)
+schedule   which values are stored, and how large tiles are (`cone`: what a tile needs; `footprint`: what it holds)
+execute    forward and backward, tile by tile; `arrays`: what is stored, and where
+plan       what a call will do
+"""
+
+from .plan import TilePlan as TilePlan
+from .tiled import TiledModel as TiledModel
+from .tiled import tiled as tiled

@@ -1,0 +1,61 @@
+"""How much memory a tile takes: what it holds at its worst moment, with the copies that torch's kernels make."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+from ..grid import Box
+from .cone import Stage
+from .graph import Operation, Value
+
+
+def footprint(stage: Stage, box: Box | None, backward: bool) -> int:
+    """The bytes that a tile of a stage holds, besides stored arrays; with what backward keeps, if it is one of backward."""
+    if stage.whole is not None:
+        held = sum(value.nbytes for value in (*stage.whole.inputs, *stage.roots) if not value.is_fixed)
+        return held * (2 if backward else 1)
+    assert box is not None
+    hulls = stage.hulls(box)
+    sizes = {value: _nbytes(value, hulls[value]) for value in hulls}
+    return _kept(stage, sizes, hulls) if backward else _passing(stage, sizes, hulls)
+
+
+def _nbytes(value: Value, box: Box) -> int:
+    return (prod(box.shape) if box.start else 1) * value.spec.dtype.itemsize
+
+
+def _passing(stage: Stage, sizes: Mapping[Value, int], hulls: Mapping[Value, Box]) -> int:
+    """The most that is held at a time, if everything is freed after its last use."""
+    ends = {*stage.roots, *(v for each in stage.collects for v in each.inputs)}
+    later: set[Value] = set(ends)
+    frees: list[list[Value]] = []
+    for operation in reversed(stage.operations):
+        used = {*operation.inputs, *operation.outputs}
+        frees.append([value for value in used if value not in later])
+        later |= used
+    held = sum(sizes[value] for value in stage.reads if not value.is_fixed)
+    most = held
+    for operation, freed in zip(stage.operations, reversed(frees), strict=True):
+        made = sum(sizes.get(value, 0) for value in operation.outputs)
+        most = max(most, held + made + workspace(operation, hulls))
+        held += made - sum(sizes[value] for value in freed if not value.is_fixed)
+    return most
+
+
+def _kept(stage: Stage, sizes: Mapping[Value, int], hulls: Mapping[Value, Box]) -> int:
+    """The same with all results kept, and the gradients of the largest."""
+    held = sum(sizes[value] for value in stage.reads if not value.is_fixed)
+    made = sum(sizes.get(value, 0) for each in stage.operations for value in each.outputs)
+    largest = max((2 * sizes.get(v, 0) for each in stage.operations for v in each.outputs), default=0)
+    spare = max((workspace(each, hulls) for each in stage.operations), default=0)
+    return held + made + largest + 2 * spare
+
+
+def workspace(operation: Operation, hulls: Mapping[Value, Box]) -> int:
+    """What a kernel allocates for a moment: blocked copies of a convolution's tensors, or one more tensor."""
+    given = [_nbytes(v, hulls[v]) for v in operation.inputs if v in hulls and not v.is_fixed]
+    made = _nbytes(operation.outputs[0], hulls[operation.outputs[0]])
+    if operation.name.startswith("conv"):
+        return sum(given) + made
+    return made // 2

@@ -1,0 +1,137 @@
+"""A recording as operators on boxes: values, and the operations that make them. No tensor is ever written to.
+
+    Value        a tensor of the recorded call: its global shape and dtype, and what makes it
+    Operation    a local or collecting operator with its inputs and outputs, or one that is computed whole
+
+The operations are in an order in which they can run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..grid import Box, Shape
+from ..models.recording import ValueSource
+from ..operators.call import TensorSpec
+from ..operators.on_boxes import Collecting, Local
+
+
+@dataclass(frozen=True)
+class Whole:
+    """An operator that is computed once, from whole inputs; its outputs may have any shapes."""
+
+    run: Callable[..., Any]
+    reason: str
+    """Why it is not computed box by box."""
+    draws: bool = False
+    flops: float = 1.0
+
+
+@dataclass(eq=False)
+class Value:
+    """A tensor of the recorded call."""
+
+    spec: TensorSpec
+    requires_grad: bool
+    by: Operation | None = None
+    """What makes it; None for a source."""
+    place: int = 0
+    """Its place among the outputs of that operation."""
+    source: ValueSource | None = None
+
+    @property
+    def shape(self) -> Shape:
+        return self.spec.shape
+
+    @property
+    def nbytes(self) -> int:
+        return self.spec.nbytes
+
+    @property
+    def box(self) -> Box:
+        """All of it."""
+        return Box.of_shape(self.spec.shape)
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether it is a parameter, a buffer or a constant: something that is there, whole, before the call."""
+        return self.source is not None and self.source.kind != "input"
+
+    def __repr__(self) -> str:
+        made = self.source.kind + " " + self.source.name if self.source else self.by.name if self.by else "?"
+        return f"<{tuple(self.shape)} {made}>"
+
+
+@dataclass(eq=False)
+class Operation:
+    """One operator of the recorded call."""
+
+    number: int
+    operator: Local | Collecting | Whole
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    name: str
+    """The operator, the module and the line, for messages."""
+    draw: int = 0
+    """The number of its stream of random numbers."""
+    autocast: Sequence[tuple[Any, ...]] = ()
+    """The arguments of `torch.autocast` that the model has switched on for it."""
+
+    @property
+    def is_local(self) -> bool:
+        return isinstance(self.operator, Local)
+
+    @property
+    def shape(self) -> Shape:
+        """The shape that is cut into boxes."""
+        return self.operator.space if isinstance(self.operator, Collecting) else self.outputs[0].shape
+
+    def needs(self, box: Box) -> Sequence[Box]:
+        """The box of each input, for a box of the outputs, or of the space of a collecting operator."""
+        if isinstance(self.operator, Whole):
+            return [value.box for value in self.inputs]
+        return self.operator.needs(box)
+
+    @property
+    def flops(self) -> float:
+        """About how many operations all of it takes."""
+        volume = 1
+        for n in self.shape:
+            volume *= n
+        return self.operator.flops * volume
+
+    def casting(self) -> AbstractContextManager[Any]:
+        """The mode of autocast in which the model calls it."""
+        if not self.autocast:
+            return nullcontext()
+        device, dtype, enabled, cache = self.autocast[-1]
+        return torch.autocast(device, dtype, enabled, cache)
+
+
+@dataclass
+class Graph:
+    """All of a recorded call."""
+
+    name: str
+    operations: list[Operation]
+    inputs: dict[int, Value]
+    """By position."""
+    fixed: list[Value]
+    """Parameters, buffers and constants."""
+    outputs: list[Value]
+    writes: list[tuple[Value, Value]]
+    """Buffers that the call changes, and what they become."""
+    constants: Mapping[str, Tensor] = field(default_factory=dict)
+    draws: bool = False
+
+    def values(self) -> Iterator[Value]:
+        yield from self.inputs.values()
+        yield from self.fixed
+        for operation in self.operations:
+            yield from operation.outputs

@@ -1,0 +1,66 @@
+"""What a user allows: memory for the tiles, or their size; and where arrays between stages lie."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ..errors import PartitionError
+from ..grid import Shape
+from ..memory_sizes import free, number_of_bytes
+from .graph import Graph
+from .schedule import Schedule, scheduled
+
+SHARE = 0.9
+"""Of what is free, how much is used if the user does not say."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Memory, or the size of tiles.
+
+    Parameters
+    ----------
+    memory : bytes of the working set on the device; None: what is free at the first call, less a tenth
+    tile : the most rows along the last dims, in place of `memory`
+    store : a folder for arrays between stages; None: memory if they fit there too, else the folder for temporary files
+    device : where tiles are computed; None: where the parameters are
+    """
+
+    memory: int | None = None
+    tile: Shape | None = None
+    store: Path | None = None
+    device: torch.device | None = None
+
+    @classmethod
+    def of(cls, memory: str | int | None, tile: int | Shape | None, store: str | Path | None, device: object) -> Limits:
+        if memory is not None and tile is not None:
+            raise PartitionError("tiled: give `memory` or `tile`, not both: each decides how large tiles are.")
+        sizes = (tile,) if isinstance(tile, int) else tile
+        if sizes is not None and (not sizes or any(not isinstance(n, int) or n < 1 for n in sizes)):
+            raise PartitionError(f"tiled: `tile` (={tile!r}) must be sizes of at least 1, as in (256, 256).")
+        folder = None if store is None else Path(store)
+        if folder is not None and not folder.is_dir():
+            raise PartitionError(f"tiled: `store` (={str(store)!r}) is no folder.\n  fix: make it, or name another.")
+        limit = None if memory is None else number_of_bytes(memory, "tiled")
+        where = None if device is None else torch.device(device)  # type: ignore[call-overload]
+        return cls(limit, sizes if sizes is None else tuple(sizes), folder, where)
+
+    def scheduled(self, graph: Graph, backward: bool, device: torch.device) -> tuple[Schedule, Path | None]:
+        """The schedule within these limits, and the folder of its arrays; None for memory."""
+        if self.tile is not None:
+            return scheduled(graph, None, backward, self.tile), self.store
+        memory = self.memory if self.memory is not None else int(SHARE * free(device))
+        on_disk = self.store or Path(tempfile.gettempdir())
+        if device.type != "cpu" or self.store is not None:
+            return scheduled(graph, memory, backward), self.store
+        schedule = scheduled(graph, memory, backward)
+        stored = schedule.stored_peak
+        if stored == 0:
+            return schedule, None
+        if stored <= memory // 2:
+            return scheduled(graph, memory - stored, backward), None
+        return schedule, on_disk

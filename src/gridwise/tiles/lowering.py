@@ -1,0 +1,324 @@
+"""From a recording to operators on boxes: each ATen operator is looked up in the table, and writes become new values.
+
+A tensor that is written to gets a new value. Where it is a view, its base gets one too, in which the written part is
+replaced; other views of that base are made again when they are read next.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
+from torch.fx import Node
+
+from ..errors import UnsupportedError
+from ..grid import Box, Shape
+from ..models.recording import Recording
+from ..models.recording.recording import draws, tensors_in, where, written_by
+from ..models.rules.answer import functional
+from ..operators.call import OperatorCall, TensorSpec
+from ..operators.on_boxes import AnyOperator, Builder, Collecting, Composed, Local
+from ..operators.table import NotOnBoxes, maker_for
+from .graph import Graph, Operation, Value, Whole
+from .views import CannotPutBack, Tensors
+
+SKIPPED = {"aten::_assert_tensor_metadata", "aten::_assert_async", "aten::_assert_scalar", "aten::sym_constrain_range"}
+"""Run-time checks that recording has already made."""
+
+
+def lower(recording: Recording, name: str) -> Graph:
+    """The operations of a recording.
+
+    Raises
+    ------
+    UnsupportedError : naming what cannot be tiled, with its module and line
+    """
+    lowering = Lowering(recording, name)
+    lowering.walk()
+    return lowering.graph()
+
+
+class Lowering(Builder):
+    """One pass over a recording."""
+
+    def __init__(self, recording: Recording, name: str) -> None:
+        self.recording, self.name = recording, name
+        self.operations: list[Operation] = []
+        self.inputs: dict[int, Value] = {}
+        self.fixed: list[Value] = []
+        self.writes: dict[Value, Value] = {}
+        self.outputs: list[Value] = []
+        self.node: Node | None = None
+        self._tensors = Tensors(self.call, self._again)
+        self._several: dict[Node, Sequence[Any]] = {}
+        self._casts: dict[Node, tuple[Any, ...]] = {}
+        self._draws = 0
+
+    def graph(self) -> Graph:
+        return Graph(
+            self.name,
+            self.operations,
+            self.inputs,
+            self.fixed,
+            self.outputs,
+            list(self.writes.items()),
+            self.recording.constants,
+            self._draws > 0,
+        )
+
+    # The walk
+
+    def walk(self) -> None:
+        for node in self.recording.module.graph.nodes:
+            self.node = node
+            if node.op == "placeholder":
+                self._enter(node)
+            elif node.op == "output":
+                self.outputs = [self._tensors.read(each) for each in node.args[0]]
+            else:
+                self._follow(node)
+        sources = {source: value for value in self.fixed if (source := value.source) is not None}
+        for node, value in self._tensors.written_placeholders():
+            source = self.recording.sources[node.name]
+            if source.kind == "input":
+                raise UnsupportedError(
+                    f"{self.name}: input {source.name} is changed in place, which is not done tile by tile.\n"
+                    "  fix: change a copy of it (x = x.clone()) in the model."
+                )
+            if source.kind != "constant":
+                self.writes[sources[source]] = value
+
+    def _enter(self, node: Node) -> None:
+        source, fake = self.recording.sources[node.name], node.meta["val"]
+        needs_grad = node.meta["tensor_meta"].requires_grad if "tensor_meta" in node.meta else fake.requires_grad
+        value = Value(spec_of(fake), needs_grad, source=source)
+        if source.kind == "input":
+            self.inputs[int(source.name)] = value
+        else:
+            self.fixed.append(value)
+        self._tensors.bind(node, value)
+
+    def _follow(self, node: Node) -> None:
+        target = node.target
+        if target is _enter_autocast:
+            self._casts[node] = tuple(node.args)
+        elif target is _exit_autocast:
+            del self._casts[node.args[0]]  # type: ignore[arg-type]
+        elif target is torch._C._set_grad_enabled:
+            pass  # whether a value needs a gradient is known
+        elif target is operator.getitem:
+            self._tensors.bind(node, self._several[node.args[0]][node.args[1]])  # type: ignore[index]
+        elif not isinstance(target, OpOverload):
+            raise self._refusal("it is no operator of torch")
+        elif target._schema.name not in SKIPPED:
+            self._refuse_regions(node)
+            self._operate(node, target)
+
+    def _refuse_regions(self, node: Node) -> None:
+        number = node.meta.get("region")
+        while number is not None:
+            region = self.recording.regions[number]
+            if region.kind == "function":
+                assert region.backward is not None
+                raise self._refusal(f"{region.backward.function.__name__} has a backward of its own")
+            number = region.within
+
+    def _operate(self, node: Node, op: OpOverload) -> None:
+        written = written_by(node)
+        if len(written) > 1 or (written and written[0] is not node.args[0]):
+            raise self._refusal("it changes other arguments than its first")
+        if not written:
+            made = self._made(op, node)
+            if isinstance(node.meta["val"], Tensor):
+                self._tensors.bind(node, made)
+            else:
+                self._several[node] = made
+            return
+        if op is torch.ops.aten.copy_.default:
+            value = self._converted(self._given(node.args[1]), written[0])
+        else:
+            plain = functional(op)
+            if plain is None:
+                raise self._refusal("it changes a tensor in place")
+            value = self._converted(self._made(plain, node), written[0])
+        try:
+            self._tensors.write(written[0], value)
+        except CannotPutBack as error:
+            raise self._refusal(str(error)) from None
+        self._tensors.bind(node, value)
+
+    def _again(self, node: Node, base: Value) -> Value:
+        """A view of `base`, made again because something was written to it."""
+        before, by = self.node, node
+        self.node = node
+        try:
+            while by.target is operator.getitem:
+                (by,) = by.all_input_nodes
+            assert isinstance(by.target, OpOverload)
+            args = [base if i == 0 else self._given(each) for i, each in enumerate(by.args)]
+            results = tuple(spec_of(x) for x in tensors_in(by.meta["val"]))
+            made = self._apply(by.target, args, dict(by.kwargs), results, False)
+            return made[node.args[1]] if by is not node else made[0]  # type: ignore[index]
+        finally:
+            self.node = before
+
+    def _converted(self, value: Value, target: Node) -> Value:
+        """A value that takes the place of another: it has its shape and dtype."""
+        fake = target.meta["val"]
+        if value.shape != tuple(fake.shape):
+            value = self.call(torch.ops.aten.expand.default, value, list(fake.shape))
+        if value.spec.dtype != fake.dtype:
+            value = self.call(torch.ops.aten.to.dtype, value, fake.dtype)
+        return value
+
+    def _made(self, op: OpOverload, node: Node) -> Any:
+        """The value that a node makes by `op`, or the values if it makes several."""
+        results = tuple(spec_of(x) for x in tensors_in(node.meta["val"]))
+        meta: Any = node.meta.get("tensor_meta")
+        metas = list(meta) if isinstance(meta, list | tuple) and not hasattr(meta, "shape") else [meta]
+        needs = [getattr(each, "requires_grad", None) for each in metas]
+        args, kwargs = [self._given(each) for each in node.args], {k: self._given(v) for k, v in node.kwargs.items()}
+        for argument in node.target._schema.arguments[len(args) :]:  # type: ignore[union-attr]
+            if argument.has_default_value() and any(a.name == argument.name for a in op._schema.arguments):
+                kwargs.setdefault(argument.name, argument.default_value)
+        is_random = draws(node)
+        made = self._apply(op, args, kwargs, results, is_random)
+        if len(needs) == len(made):
+            for value, needed in zip(made, needs, strict=True):
+                if needed is False:
+                    made = [self._detached(v) if v is value and v.requires_grad else v for v in made]
+        return made[0] if isinstance(node.meta["val"], Tensor) else made
+
+    def _detached(self, value: Value) -> Value:
+        """The same without a gradient: what the model computes under `no_grad`, or detaches."""
+        if value.by is not None and len(value.by.outputs) == 1 and value.by is self.operations[-1]:
+            value.requires_grad = False
+            return value
+        return self._identity(value, False)
+
+    def _identity(self, value: Value, needs_grad: bool) -> Value:
+        same = Local(lambda box: [box], lambda box, x: x)
+        new = self.local(same, [value], value.shape, value.spec.dtype)
+        new.requires_grad = needs_grad
+        return new
+
+    def _given(self, argument: object) -> Any:
+        if isinstance(argument, Node):
+            return self._tensors.read(argument)
+        return [self._given(each) for each in argument] if isinstance(argument, list | tuple) else argument
+
+    # Operators
+
+    def _apply(
+        self,
+        op: OpOverload,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        results: Sequence[TensorSpec],
+        random: bool,
+    ) -> list[Value]:
+        """Add the operations of a call; its results."""
+        call = OperatorCall(op, tuple(map(_specs, args)), {k: _specs(v) for k, v in kwargs.items()}, tuple(results))
+        order = [a.name for a in op._schema.arguments]
+        given = {**dict(zip(order, args, strict=False)), **kwargs}
+        values = [value for name in order if name in given for value in _values(given[name])]
+        maker, reason = maker_for(op), "there is no operator on boxes for it"
+        found: AnyOperator | None = None
+        if maker is not None:
+            try:
+                found = maker(call)
+            except NotOnBoxes as error:
+                reason = str(error)
+        if found is None:
+            if random:
+                raise self._refusal(f"{reason}, and it draws random numbers")
+            return list(self._add(Whole(call.locally(), reason), values, results))
+        if isinstance(found, Composed):
+            made = found.build(self, *values)
+            return list(made) if isinstance(made, list | tuple) else [made]
+        return list(self._add(found, values, results))
+
+    def _add(
+        self, found: Local | Collecting | Whole, values: Sequence[Value], results: Sequence[TensorSpec], name: str = ""
+    ) -> tuple[Value, ...]:
+        needs_grad = any(value.requires_grad for value in values)
+        outputs = tuple(Value(s, needs_grad and _is_real(s.dtype)) for s in results)
+        drawn = isinstance(found, Local | Whole) and found.draws
+        self._draws += drawn
+        said = where(self.node) if self.node is not None else self.name
+        operation = Operation(
+            len(self.operations), found, tuple(values), outputs, f"{name} of {said}" if name else said,
+            self._draws if drawn else 0, tuple(self._casts.values()),
+        )  # fmt: skip
+        for place, value in enumerate(outputs):
+            value.by, value.place = operation, place
+        self.operations.append(operation)
+        return outputs
+
+    def local(self, operator: Local, values: Sequence[Any], shape: Shape, dtype: torch.dtype, name: str = "") -> Any:
+        device = values[0].spec.device if values else self._device
+        return self._add(operator, values, [TensorSpec(tuple(shape), dtype, device)], name)[0]
+
+    def collected(self, operator: Collecting, values: Sequence[Any], name: str = "") -> tuple[Any, ...]:
+        box = Box.of_shape(operator.space)
+        needs = operator.needs(box)
+        blank = [torch.empty(n.shape, dtype=v.spec.dtype, device="meta") for n, v in zip(needs, values, strict=True)]
+        made = operator.finish(operator.add(None, box, *blank))
+        return self._add(operator, values, [replace(spec_of(x), device=values[0].spec.device) for x in made], name)
+
+    def call(self, op: Any, *args: Any, **kwargs: Any) -> Any:
+        like = [torch.empty(v.shape, dtype=v.spec.dtype, device="meta") for a in args for v in _values(a)]
+        left = iter(like)
+        filled = [_filled(a, left) for a in args]
+        fake = op(*filled, **kwargs)
+        device = next((v.spec.device for a in args for v in _values(a)), self._device)
+        results = [TensorSpec(tuple(x.shape), x.dtype, device) for x in tensors_in(fake)]
+        made = self._apply(op, args, kwargs, results, False)
+        return made[0] if isinstance(fake, Tensor) else made
+
+    def write(self, place: Any, value: Any) -> None:
+        self._tensors.replace(place, value)
+
+    @property
+    def _device(self) -> torch.device:
+        assert self.node is not None
+        return next((x.device for x in tensors_in(self.node.meta.get("val"))), torch.device("cpu"))
+
+    def _refusal(self, reason: str) -> UnsupportedError:
+        assert self.node is not None
+        return UnsupportedError(f"{self.name} cannot be tiled: {where(self.node)}: {reason}.")
+
+
+def spec_of(x: Tensor) -> TensorSpec:
+    return TensorSpec(tuple(x.shape), x.dtype, x.device)
+
+
+def _is_real(dtype: torch.dtype) -> bool:
+    """Whether a tensor of this dtype can need a gradient."""
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def _specs(argument: object) -> Any:
+    if isinstance(argument, Value):
+        return argument.spec
+    return [_specs(each) for each in argument] if isinstance(argument, list | tuple) else argument
+
+
+def _values(argument: object) -> Iterator[Value]:
+    if isinstance(argument, Value):
+        yield argument
+    elif isinstance(argument, list | tuple):
+        for each in argument:
+            yield from _values(each)
+
+
+def _filled(argument: object, tensors: Iterator[Tensor]) -> Any:
+    if isinstance(argument, Value):
+        return next(tensors)
+    return [_filled(each, tensors) for each in argument] if isinstance(argument, list | tuple) else argument

@@ -1,0 +1,334 @@
+"""A function that runs by tiles: recorded and scheduled once for each structure of its inputs, then run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..data.sources import Source, as_source
+from ..errors import PartitionError, UnsupportedError
+from ..models.program import leave_autocast
+from ..models.random import RandomStream
+from ..models.recording.containers import Tree, flatten
+from ..models.recording.recording import Recording
+from ..models.recording.state import Holding, Snapshot, modules_of, tensors_of
+from ..models.roots import constants_of
+from ..models.runner import State, quick_mode
+from ..nn.engine.grid_random import sequential
+from ..progress import ProgressBar
+from .arrays import Both, FromSource, InMemory, StoredArray, ToTarget
+from .execute import Execution, Store
+from .graph import Graph, Value
+from .limits import Limits
+from .schedule import Schedule
+
+KEPT = 8
+"""How many schedules are kept, for inputs of different structures."""
+
+
+class Spec(NamedTuple):
+    """The structure of an input."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool
+    format: torch.memory_format
+
+
+@dataclass
+class Scheduled:
+    """How a call with inputs of one structure runs."""
+
+    recording: Recording
+    graph: Graph
+    schedule: Schedule
+    folder: Path | None
+    """Where arrays between stages lie; None: in memory."""
+    holdings: dict[str, Holding]
+
+
+class TiledRunner:
+    """Runs a function of tensors by tiles."""
+
+    def __init__(
+        self,
+        says: str,
+        call: Callable[..., Any],
+        roots: Mapping[str, torch.nn.Module],
+        limits: Limits,
+        progress: bool | None,
+    ) -> None:
+        self.says, self.call, self.roots, self.limits, self.progress = says, call, dict(roots), limits, progress
+        self._states: list[State] = []
+        self._count = 0
+        self._kept: dict[Hashable, Scheduled] = {}
+
+    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any = None) -> Any:
+        leaves, tree = flatten((args, dict(kwargs)), is_array)
+        if not leaves:
+            raise PartitionError(
+                f"{self.says}: no tensor was given.\n  fix: give tensors, or arrays that can be sliced."
+            )
+        if sequential.get() is not None:
+            raise UnsupportedError(f"{self.says}: a tile draws its own random numbers, not all of torch's.")
+        device = self.device(leaves)
+        arrays = [_opened(leaf) for leaf in leaves]
+        found, arrays = self._found(arrays, tree, device)
+        return self._run(found, arrays, device, out)
+
+    def device(self, leaves: Sequence[Any]) -> torch.device:
+        """Where tiles are computed: where the parameters are, or else the first tensor."""
+        if self.limits.device is not None:
+            return self.limits.device
+        held = (x for root in self.roots.values() for x in (*root.parameters(), *root.buffers()))
+        found = next((x.device for x in held), None)
+        return found or next((x.device for x in leaves if isinstance(x, Tensor)), torch.device("cpu"))
+
+    # Recording and scheduling
+
+    def schedule_for(self, leaves: Sequence[Any], tree: Tree, backward: bool | None = None) -> Scheduled:
+        """How a call with these tensors runs, known or new."""
+        device = self.device(leaves)
+        specs = tuple(self._spec(leaf, device) for leaf in leaves)
+        state = self._state()
+        key = specs, tree, state.number, quick_mode(state), constants_of(self.call), device, backward
+        if key not in self._kept:
+            found = self._scheduled(specs, tree, device, backward)
+            if len(self._kept) >= KEPT:
+                del self._kept[next(iter(self._kept))]
+            state = self._state()  # in which recording has left the modules
+            key = specs, tree, state.number, quick_mode(state), constants_of(self.call), device, backward
+            self._kept[key] = found
+        return self._kept[key]
+
+    def _found(
+        self, arrays: list[Tensor | Source], tree: Tree, device: torch.device
+    ) -> tuple[Scheduled, list[Tensor | Source]]:
+        """The schedule; files with fewer dims than the model takes get leading dims of extent 1."""
+        try:
+            return self.schedule_for(arrays, tree), arrays
+        except PartitionError:
+            most = max((len(a.shape) for a in arrays if not isinstance(a, Tensor)), default=9)
+            for lacking in range(1, 6 - most):
+                longer: list[Tensor | Source] = [a if isinstance(a, Tensor) else Longer(a, lacking) for a in arrays]
+                try:
+                    return self.schedule_for(longer, tree), longer
+                except PartitionError:
+                    continue
+            raise
+
+    def _spec(self, leaf: Any, device: torch.device) -> Spec:
+        if isinstance(leaf, Tensor):
+            format = torch.contiguous_format
+            if leaf.dim() in (4, 5) and not leaf.is_contiguous():
+                last = torch.channels_last if leaf.dim() == 4 else torch.channels_last_3d
+                format = last if leaf.is_contiguous(memory_format=last) else format
+            return Spec(tuple(leaf.shape), leaf.dtype, device, leaf.requires_grad, format)
+        return Spec(tuple(leaf.shape), self._dtype_of(leaf), device, False, torch.contiguous_format)
+
+    def _dtype_of(self, source: Source) -> torch.dtype:
+        """That of the parameters, unless the numbers are integers for an embedding, or there are no parameters."""
+        own = torch.from_numpy(np.empty(0, source.dtype)).dtype
+        held = (p.dtype for root in self.roots.values() for p in root.parameters() if p.is_floating_point())
+        return next(held, own)
+
+    def _state(self) -> State:
+        for state in reversed(self._states):
+            if state.snapshot.holds():
+                return state
+        self._count += 1
+        self._states = [*self._states[1 - KEPT :], State(self._count, Snapshot(modules_of(self.roots)))]
+        return self._states[-1]
+
+    def _scheduled(self, specs: Sequence[Spec], tree: Tree, device: torch.device, backward: bool | None) -> Scheduled:
+        from ..models.recording.record import record  # imports torch's tracer, which takes seconds
+        from ..models.recording.tracing import InputSpec
+        from .lowering import lower
+
+        likes = [InputSpec(s.shape, s.dtype, s.device, s.requires_grad, s.format) for s in specs]
+        recording = record(self.call, self.roots, likes, tree, self.says)
+        graph = lower(recording, self.says)
+        if backward is None:
+            backward = torch.is_grad_enabled() and any(value.requires_grad for value in graph.outputs)
+        holdings = {holding.name: holding for holding in tensors_of(modules_of(self.roots))}
+        schedule, folder = self.limits.scheduled(graph, backward, device)
+        return Scheduled(recording, graph, schedule, folder, holdings)
+
+    # Running
+
+    def _run(self, found: Scheduled, given: Sequence[Tensor | Source], device: torch.device, out: Any) -> Any:
+        graph = found.graph
+        tensors = {value: self._held(found, value) for value in graph.fixed}
+        for place, value in graph.inputs.items():
+            x = given[place]
+            if isinstance(x, Tensor):
+                tensors[value] = x
+        arrays: dict[Value, StoredArray] = {value: InMemory(x.detach()) for value, x in tensors.items()}
+        for place, value in graph.inputs.items():
+            if value not in arrays:
+                source = given[place]
+                assert isinstance(source, Source)
+                arrays[value] = FromSource(source, value.shape, value.spec.dtype)
+        computed = list(dict.fromkeys(value for value in graph.outputs if value.by is not None))
+        targets = self._targets(graph, out)
+        home = next((x.device for x in given if isinstance(x, Tensor)), torch.device("cpu"))
+        for value in computed:
+            arrays[value] = self._array_for(found, value, targets.get(value), home, device)
+        keeps = found.schedule.backward and out is None and torch.is_grad_enabled()
+        stream = RandomStream(_key() if graph.draws else 0)
+        bar = ProgressBar(self.says, found.schedule.tiles, self.progress, patience=1.0, stays=False)
+        run = Execution(found.schedule, Store(device, found.folder), arrays, stream, keeps, bar.report)
+        try:
+            if keeps:
+                starts = [value for value in tensors if tensors[value].requires_grad]
+                made = _Tiled.apply(run, computed, starts, *(tensors[value] for value in starts))
+                results = dict(zip(computed, made, strict=True))
+            else:
+                run.forward()
+                results = {value: _result(run.arrays[value]) for value in computed}
+        finally:
+            bar.close()
+        self._write(found, run)
+        flat = [
+            targets[value].target if value in targets
+            else results[value] if value.by is not None
+            else _source_result(tensors, given, value)
+            for value in graph.outputs
+        ]  # fmt: skip
+        return out if out is not None else found.recording.outputs(flat)
+
+    def _held(self, found: Scheduled, value: Value) -> Tensor:
+        """The tensor of a parameter, a buffer or a constant."""
+        source = value.source
+        assert source is not None
+        holding = found.holdings.get(source.name)
+        if source.kind == "constant" or holding is None:
+            return found.recording.constants[source.name]
+        stored, key = holding.places[0]
+        return stored[key]
+
+    def _targets(self, graph: Graph, out: Any) -> dict[Value, ToTarget]:
+        """Where outputs are to be written, by the user's wish."""
+        if out is None:
+            return {}
+        places = list(out) if isinstance(out, list | tuple) else [out]
+        if len(places) != len(graph.outputs):
+            raise PartitionError(
+                f"{self.says}: `out` has {len(places)} arrays, the call returns {len(graph.outputs)} tensors."
+            )
+        for place, value in zip(places, graph.outputs, strict=True):
+            if tuple(place.shape) != value.shape:
+                raise PartitionError(
+                    f"{self.says}: `out` (of shape {tuple(place.shape)}) must have the output's shape {value.shape}."
+                )
+            if value.by is None:
+                raise UnsupportedError(f"{self.says}: an output is an input itself, and is not written to `out`.")
+        return {value: ToTarget(place, value.shape) for place, value in zip(places, graph.outputs, strict=True)}
+
+    def _array_for(
+        self, found: Scheduled, value: Value, target: ToTarget | None, home: torch.device, device: torch.device
+    ) -> StoredArray:
+        if target is None:
+            return InMemory(torch.empty(value.shape, dtype=value.spec.dtype, device=home))
+        is_read = any(value in stage.reads for stage in found.schedule.stages)
+        return Both(Store(device, found.folder).new(value), target) if is_read else target
+
+    def _write(self, found: Scheduled, run: Execution) -> None:
+        """Change the buffers that the model changes, once."""
+        with torch.no_grad():
+            for value, new in found.graph.writes:
+                x = run.arrays[new].read(new.box, run.store.device)
+                self._held(found, value).copy_(x)
+
+
+class _Tiled(torch.autograd.Function):
+    """One call as one node of autograd: arrays between stages are what it saves."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Execution, outputs: list[Value], starts: list[Value], *tensors: Tensor) -> Any:
+        run.forward()
+        results = tuple(_result(run.arrays[value]) for value in outputs)
+        ctx.run, ctx.outputs, ctx.starts = run, outputs, starts
+        ctx.saved = [v for v, a in run.arrays.items() if _tensor_in(a) is not None and v not in starts]
+        ctx.save_for_backward(*tensors, *(_tensor_in(run.arrays[value]) for value in ctx.saved))
+        for value in ctx.saved:
+            if value not in outputs:
+                _put(run.arrays[value], None)
+        ctx.mark_non_differentiable(*(y for y, v in zip(results, outputs, strict=True) if not v.requires_grad))
+        ctx.set_materialize_grads(False)
+        ctx.casts = [
+            (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")
+        ]
+        return results
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Any, ...]:
+        run: Execution = ctx.run
+        saved = ctx.saved_tensors  # raises if they have been freed, or changed since
+        for value, x in zip((*ctx.starts, *ctx.saved), saved, strict=True):
+            _put(run.arrays[value], x.detach())
+        given = {v: c for v, c in zip(ctx.outputs, cotangents, strict=True) if c is not None}
+        entered = [torch.autocast(kind, dtype, enabled) for kind, enabled, dtype in ctx.casts]
+        for mode in entered:
+            mode.__enter__()
+        try:
+            found = run.backward(given, ctx.starts)
+        finally:
+            leave_autocast(entered)
+            for value in (*ctx.starts, *ctx.saved):
+                _put(run.arrays[value], None)
+        return None, None, None, *found
+
+
+class Longer(Source):
+    """An array with leading dims of extent 1 in front of its own."""
+
+    def __init__(self, source: Source, lacking: int) -> None:
+        self.label, self.dtype, self.own, self.lacking = source.label, source.dtype, source, lacking
+        self.shape = (1,) * lacking + tuple(source.shape)
+
+    def _read(self, slices: tuple[slice, ...], out: np.ndarray) -> None:
+        self.own.read(slices[self.lacking :], out.reshape(out.shape[self.lacking :]))
+
+
+def is_array(value: object) -> bool:
+    """Whether a value is a tensor, or an array or file of which boxes can be read."""
+    if isinstance(value, Tensor | np.ndarray | Source | Path):
+        return True
+    library = type(value).__module__.partition(".")[0]
+    return library in ("h5py", "zarr", "nibabel") and all(hasattr(value, name) for name in ("shape", "dtype"))
+
+
+def _opened(leaf: Any) -> Tensor | Source:
+    return leaf if isinstance(leaf, Tensor) else as_source(leaf)
+
+
+def _key() -> int:
+    """A number from torch's generator, as workers draw one for each call of a model."""
+    return int(torch.empty((), dtype=torch.int64, device="cpu").random_())
+
+
+def _tensor_in(array: StoredArray) -> Tensor | None:
+    return getattr(array, "tensor", None)
+
+
+def _put(array: StoredArray, tensor: Tensor | None) -> None:
+    array.tensor = tensor  # type: ignore[attr-defined]
+
+
+def _result(array: StoredArray) -> Any:
+    return _tensor_in(array)
+
+
+def _source_result(tensors: Mapping[Value, Tensor], given: Sequence[Any], value: Value) -> Any:
+    """An output that is an input, or a parameter, itself."""
+    assert value.source is not None
+    return tensors[value] if value in tensors else given[int(value.source.name)]

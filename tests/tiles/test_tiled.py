@@ -1,0 +1,82 @@
+"""Models by tiles, beside themselves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import gridwise
+from gridwise.errors import PartitionError, UnsupportedError
+
+from .equality import check
+
+
+class Residual(nn.Module):
+    """Blocks whose inputs are used twice, and writes through views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.blocks = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = F.relu(x + F.gelu(block(x)))
+        x = x * 1
+        x += 1
+        x[:, 1:3] *= 2
+        return x.permute(0, 2, 3, 1).flatten(1, 2)
+
+
+def test_residual_blocks_and_writes_through_views() -> None:
+    check(Residual().double(), torch.randn(1, 3, 36, 40).double(), tile=(9, 10))
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("size", [(20, 23), (7, 40)])
+def test_strides_keep_their_phase(stride: int, size: tuple[int, int]) -> None:
+    model = nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(4, 4, 5, stride=stride, padding=2), nn.Conv2d(4, 2, 3)
+    )
+    check(model.double(), torch.randn(2, 2, *size).double(), tile=(3, 2))
+
+
+def test_a_tiled_model_is_the_model_in_all_else() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Dropout(0.5))
+    big = gridwise.tiled(model, memory="1MiB")
+    assert isinstance(big, nn.Sequential)
+    assert [*big.state_dict()] == [*model.state_dict()]
+    assert big[0].weight is model[0].weight
+    big.eval()
+    assert not model.training
+
+
+def test_too_little_memory_names_the_operator_and_what_would_do() -> None:
+    big = gridwise.tiled(nn.Conv2d(64, 64, 3), memory="2KiB")
+    with pytest.raises(UnsupportedError, match=r"(?s)is too little: conv2d.*fix: memory="):
+        big(torch.zeros(1, 64, 100, 100))
+
+
+@pytest.mark.parametrize("wrong", [{"memory": "much"}, {"memory": 4, "tile": 3}, {"tile": 0}, {"store": "nowhere"}])
+def test_wrong_limits_are_refused(wrong: dict) -> None:
+    with pytest.raises(PartitionError, match="tiled: "):
+        gridwise.tiled(nn.ReLU(), **wrong)
+
+
+def test_a_second_backward_is_torchs_error() -> None:
+    y = gridwise.tiled(nn.Conv2d(1, 2, 3), tile=4)(torch.ones(1, 1, 9, 9)).sum()
+    y.backward()
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        y.backward()
+
+
+def test_retained_graphs_can_be_used_again() -> None:
+    model = nn.Conv2d(1, 2, 3)
+    y = gridwise.tiled(model, tile=4)(torch.ones(1, 1, 9, 9)).sum()
+    y.backward(retain_graph=True)
+    once = model.weight.grad.clone()  # type: ignore[union-attr]
+    y.backward()
+    torch.testing.assert_close(model.weight.grad, 2 * once)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
 
-from .contract import check
-from .test_windows import of
+from .contract import Case, check, tensors_of
 
 X, C = (3, 6, 7, 5), (6,)
-NORMS: list[tuple[str, Callable[..., Any], tuple[tuple[int, ...], ...]]] = [
+NORMS: list[Case] = [
     ("batch_norm", lambda x, m, v, w, b: F.batch_norm(x, m, v + 2, w, b, False), (X, C, C, C, C)),
     ("batch_norm", lambda x, m, v, w, b: F.batch_norm(x, m, v, w, b, True, 0.3), (X, C, C, C, C)),
     ("batch_norm", lambda x: F.batch_norm(x, None, None, training=True), (X,)),
@@ -33,9 +29,10 @@ NORMS: list[tuple[str, Callable[..., Any], tuple[tuple[int, ...], ...]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "function", "shapes"), NORMS)
-def test_norms(name: str, function: Callable[..., Any], shapes: tuple[tuple[int, ...], ...]) -> None:
-    assert f"aten::{name}" in check(function, *of(shapes), rtol=1e-11)
+@pytest.mark.parametrize("case", NORMS)
+def test_norms(case: Case) -> None:
+    name, function, shapes = case
+    assert f"aten::{name}" in check(function, *tensors_of(shapes), rtol=1e-11)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

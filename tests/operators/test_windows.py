@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
-from .contract import check
-
-Case = tuple[str, Callable[..., Any], tuple[tuple[int, ...], ...]]
-
-
-def of(shapes: tuple[tuple[int, ...], ...]) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
-
+from .contract import Case, check_case
 
 IMAGE, WEIGHT, CHANNELS = (2, 4, 13, 11), (6, 4, 3, 3), (6,)
 CONVOLUTIONS: list[Case] = [
@@ -46,6 +34,34 @@ CONVOLUTIONS: list[Case] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "function", "shapes"), CONVOLUTIONS)
-def test_convolutions(name: str, function: Callable[..., Any], shapes: tuple[tuple[int, ...], ...]) -> None:
-    assert f"aten::{name}" in check(function, *of(shapes))
+POOLING: list[Case] = [
+    ("max_pool2d", lambda x: F.max_pool2d(x, 2), (IMAGE,)),
+    ("max_pool2d", lambda x: F.max_pool2d(x, 3, 2, 1), (IMAGE,)),
+    ("max_pool2d", lambda x: F.max_pool2d(x, 3, 2, 1, ceil_mode=True), ((2, 3, 12, 10),)),
+    ("max_pool2d", lambda x: F.max_pool2d(x, (2, 3), (1, 2), (1, 0), (2, 1)), (IMAGE,)),
+    ("max_pool2d", lambda x: F.max_pool2d(x, 4, 1, 2, ceil_mode=True), (IMAGE[1:],)),
+    ("max_pool1d", lambda x: F.max_pool1d(x, 3, 1, 1), ((2, 3, 17),)),
+    ("max_pool3d", lambda x: F.max_pool3d(x, 3, 2, 1), ((1, 2, 7, 8, 9),)),
+    ("max_pool2d_with_indices", lambda x: F.max_pool2d(x, 3, 2, 1, ceil_mode=True, return_indices=True), (IMAGE,)),
+    ("max_pool1d_with_indices", lambda x: F.max_pool1d(x, 2, return_indices=True), ((2, 3, 17),)),
+    ("max_pool3d_with_indices", lambda x: F.max_pool3d(x, 3, 1, 1, return_indices=True), ((1, 2, 5, 6, 4),)),
+    ("avg_pool2d", lambda x: F.avg_pool2d(x, 2), (IMAGE,)),
+    ("avg_pool2d", lambda x: F.avg_pool2d(x, 3, 2, 1), (IMAGE,)),
+    ("avg_pool2d", lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True), ((2, 3, 12, 10),)),
+    ("avg_pool2d", lambda x: F.avg_pool2d(x, 3, 1, 1, count_include_pad=False), (IMAGE,)),
+    ("avg_pool2d", lambda x: F.avg_pool2d(x, 3, 2, 1, True, False), ((2, 3, 12, 10),)),
+    ("avg_pool2d", lambda x: F.avg_pool2d(x, (4, 2), (3, 2), (2, 1), True, divisor_override=5), (IMAGE[1:],)),
+    ("avg_pool1d", lambda x: F.avg_pool1d(x, 3, 2, 1, True, False), ((2, 3, 16),)),
+    ("avg_pool3d", lambda x: F.avg_pool3d(x, 3, 2, 1), ((1, 2, 7, 8, 9),)),
+    ("avg_pool3d", lambda x: F.avg_pool3d(x, (3, 2, 4), 3, 1, True, False), ((2, 8, 8, 9),)),
+]
+
+
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+def test_convolutions(case: Case) -> None:
+    check_case(case)
+
+
+@pytest.mark.parametrize("case", POOLING)
+def test_pooling(case: Case) -> None:
+    check_case(case)

@@ -8,6 +8,7 @@ pointwise    pointwise operators, conversions; `views`: the same elements under 
 slicing      slices, splits, rows that are replaced; `joining`: concatenation, stacking, rows repeated
 products     products and sums of products; `sums`: what is collected box by box
 windows      windows along one dim; `convolution`: convolutions, plain and transposed
+windows      windows along one dim; `convolution`, `pooling`
 statistics   mean and variance over boxes, and normalisation by them; `norms`: batch, instance, group and layer norm
 formats      half precision and memory formats
 """
@@ -18,4 +19,5 @@ from . import norms as norms
 from . import pointwise as pointwise
 from . import products as products
 from . import slicing as slicing
+from . import pooling as pooling
 from . import views as views

@@ -1,0 +1,200 @@
+"""Pooling: a box of the output sees windows of the input, and torch pools them.
+
+    max    y[o] = max of x over the window of o        the first one if tied, so gradients and indices are torch's
+    avg    y[o] = sum of x over the window / divisor   the divisor counts the window's rows by *global* index
+
+Rows are missing only at the edges of the tensor. Torch pads those before the first row. Windows that reach beyond the
+last row are cut off by `ceil_mode`, and where more of them are wanted, torch pads both ends by more, so that windows
+are computed that begin before the wanted ones. With `ceil_mode` or without `count_include_pad`, an average at an edge
+has another divisor than torch would find in a box, so sums are computed and divided by our own counts.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..grid import Box, Shape
+from .call import OperatorCall
+from .formats import HALVES, memory_format_of
+from .on_boxes import Local
+from .table import NotOnBoxes, operator
+from .windows import Windows, cropped, each, needed
+
+MAX_POOL: dict[int, Callable[..., Any]] = {1: torch.max_pool1d, 2: torch.max_pool2d, 3: torch.max_pool3d}
+WITH_INDICES: dict[int, Callable[..., Any]] = {
+    1: torch.max_pool1d_with_indices, 2: torch._C._nn.max_pool2d_with_indices, 3: torch._C._nn.max_pool3d_with_indices,
+}  # fmt: skip
+
+
+def dims_of(call: OperatorCall) -> int:
+    """How many dims of space an operator has, as its name says."""
+    return int(re.findall(r"(\d)d", call.kind)[0])
+
+
+class Pooling:
+    """What both kinds of pooling share: the window along each dim of space, which are the last dims."""
+
+    def __init__(self, call: OperatorCall) -> None:
+        self.x, self.dims = call["self"], dims_of(call)
+        self.lead = self.x.dim - self.dims
+        self.kernel = each(call["kernel_size"], self.dims)
+        self.stride = each(call["stride"], self.dims) if call["stride"] else self.kernel
+        self.pad = each(call["padding"], self.dims)
+        self.dilation = each(call.given.get("dilation", 1), self.dims)
+        self.extents, self.outputs = self.x.shape[self.lead :], call.result.shape[self.lead :]
+        sizes = zip(self.kernel, self.stride, self.pad, self.dilation, self.extents, strict=True)
+        self.windows = tuple(Windows(*each) for each in sizes)
+
+    fill = 0.0
+    """What padding by hand adds."""
+
+    def needs(self, box: Box) -> list[Box]:
+        lead = zip(box.start[: self.lead], box.stop[: self.lead], strict=True)
+        return [Box.of_intervals([*lead, *needed(self.windows, box, self.lead)])]
+
+    def pooled(
+        self, box: Box, x: Tensor, pool: Callable[[Tensor, Sequence[int], bool], Any]
+    ) -> tuple[Any, Tensor, Sequence[int]]:
+        """The result of ``pool(x, padding, ceil_mode)``; what it was given; how many outputs come before the box's."""
+        padding, surplus, by_hand, ceil = [], [], [], False
+        for d, window in enumerate(self.windows):
+            before, after = window.lacking(box.start[self.lead + d], box.stop[self.lead + d])
+            extra = max(0, after - before) // window.stride
+            if x.shape[self.lead + d] < self.least_rows(d):
+                by_hand = [before, after, *by_hand]
+                before = after = extra = 0
+            elif extra and before + extra * window.stride > max(self.pad[d], window.kernel // 2):  # torch refuses this
+                by_hand = [0, after - before, *by_hand]
+                extra, after = 0, before
+            else:
+                by_hand = [0, 0, *by_hand]
+            ceil = ceil or after > before
+            padding.append(before + extra * window.stride)
+            surplus.append(extra)
+        if any(by_hand):
+            x = F.pad(x, by_hand, value=self.fill)
+        return pool(x, padding, ceil), x, surplus
+
+    def least_rows(self, d: int) -> int:
+        """The fewest rows that torch accepts, besides those that it pads."""
+        return 1
+
+
+class MaxPooling(Pooling):
+    def __init__(self, call: OperatorCall) -> None:
+        super().__init__(call)
+        self.with_indices = call.kind.endswith("_indices")
+        dtype = call["self"].dtype
+        self.fill = -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
+        if problem := self.problem():
+            raise NotOnBoxes(problem)
+
+    def problem(self) -> str | None:
+        """Which window has no input, if one has none."""
+        for d, (w, outputs) in enumerate(zip(self.windows, self.outputs, strict=True), self.lead):
+            for start in range(-w.before, 0, w.stride):
+                first = start % w.dilation
+                if (start + w.before) // w.stride < outputs and first >= min(w.extent, start + w.span):
+                    return (
+                        f"dim {d} of extent {w.extent} has a window without any input (it starts at {start} with "
+                        f"{w.kernel} rows at distance {w.dilation}): its maximum is undefined"
+                    )
+        return None
+
+    def run(self, box: Box, x: Tensor) -> Any:
+        kernel, stride, dilation, lead = self.kernel, self.stride, self.dilation, self.lead
+        pool = (WITH_INDICES if self.with_indices else MAX_POOL)[self.dims]
+        y, given, surplus = self.pooled(
+            box, x, lambda x, padding, ceil: pool(x, kernel, stride, padding, dilation, ceil)
+        )
+        if not self.with_indices:
+            return cropped(y, surplus, box, lead)
+        starts = [w.need(a, b)[0] for w, a, b in zip(self.windows, box.start[lead:], box.stop[lead:], strict=True)]
+        indices = global_indices(cropped(y[1], surplus, box, lead), given.shape[lead:], starts, self.extents)
+        return cropped(y[0], surplus, box, lead), indices
+
+
+class AveragePooling(Pooling):
+    def __init__(self, call: OperatorCall) -> None:
+        super().__init__(call)
+        self.override = call.given.get("divisor_override")
+        self.includes_padding = call["count_include_pad"]
+
+    @cached_property
+    def counts(self) -> list[list[int]]:
+        """How many rows count in the average of each output of a dim: of the tensor, or of the padded tensor."""
+        found = []
+        for w, outputs in zip(self.windows, self.outputs, strict=True):
+            low, high = (-w.before, w.extent + w.before) if self.includes_padding else (0, w.extent)
+            starts = [w.stride * o - w.before for o in range(outputs)]
+            found.append([min(start + w.kernel, high) - max(start, low) for start in starts])
+        return found
+
+    def divisors(self, box: Box) -> tuple[int, list[list[int]]]:
+        """The divisor of all outputs of a box; or 1, and the factors of the divisors along each dim."""
+        if self.override is not None:
+            return self.override, []
+        ends = zip(self.counts, box.start[self.lead :], box.stop[self.lead :], strict=True)
+        lines = [line[a:b] for line, a, b in ends]
+        if all(line.count(line[0]) == len(line) for line in lines):
+            return prod(line[0] for line in lines), []
+        return 1, lines
+
+    def least_rows(self, d: int) -> int:
+        return self.kernel[d] if self.dims == 3 else 1  # avg_pool3d needs as many rows as its kernel, unpadded
+
+    def run(self, box: Box, x: Tensor) -> Tensor:
+        divisor, lines = self.divisors(box)
+        values = x.float() if lines and x.dtype in HALVES else x  # so that the result is rounded once
+        y, _, surplus = self.pooled(
+            box, values, lambda x, padding, ceil: _averaged(x, self.kernel, self.stride, padding, ceil, divisor)
+        )
+        y = cropped(y, surplus, box, self.lead)
+        for d, line in enumerate(lines, self.lead):
+            along = torch.tensor(line, device=y.device).view(-1, *(1,) * (y.dim() - 1 - d)).to(y.dtype)
+            counts = along if d == self.lead else counts * along
+        if lines:
+            y = torch.div(y, counts, rounding_mode=None if y.dtype.is_floating_point else "trunc")
+        return y.to(x.dtype)
+
+
+@operator(*(f"max_pool{d}d{end}" for d in (1, 2, 3) for end in ("", "_with_indices")))
+def max_pool(call: OperatorCall) -> Local:
+    pooling = MaxPooling(call)
+    return Local(pooling.needs, pooling.run, float(prod(pooling.kernel)))
+
+
+@operator("avg_pool1d", "avg_pool2d", "avg_pool3d")
+def avg_pool(call: OperatorCall) -> Local:
+    pooling = AveragePooling(call)
+    return Local(pooling.needs, pooling.run, float(prod(pooling.kernel)))
+
+
+def _averaged(x: Tensor, kernel: Shape, stride: Shape, padding: Sequence[int], ceil: bool, divisor: int) -> Tensor:
+    if len(kernel) == 1:  # avg_pool1d has no argument for the divisor
+        return _averaged(x.unsqueeze(-2), (1, *kernel), (1, *stride), (0, *padding), ceil, divisor).squeeze(-2)
+    if len(kernel) == 3:
+        return F.avg_pool3d(x, kernel, stride, padding, ceil, divisor_override=divisor)
+    form = memory_format_of(x)
+    if x.is_cuda:  # in contiguous memory, because torch's gradient for channels last is wrong there
+        x = x.contiguous().flatten().view(x.shape)  # a single channel's strides can pass for channels last
+    y = F.avg_pool2d(x, kernel, stride, padding, ceil, divisor_override=divisor)
+    return y.contiguous(memory_format=form) if x.is_cuda else y
+
+
+def global_indices(flat: Tensor, local: Sequence[int], starts: Sequence[int], extents: Sequence[int]) -> Tensor:
+    """Flat indices into a block of shape `local` at `starts`, turned into flat indices into the global tensor."""
+    total, scale = torch.zeros_like(flat), 1
+    for size, start, extent in zip(reversed(local), reversed(starts), reversed(extents), strict=True):
+        total = total + (flat % size + start) * scale
+        flat, scale = flat // size, scale * extent
+    return total

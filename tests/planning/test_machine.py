@@ -10,8 +10,8 @@ import torch
 
 import gridwise
 from gridwise.errors import PartitionError
-from gridwise.planning.calibrate import NARROW, WIDE, _row_columns
 from gridwise.memory_sizes import number_of_bytes
+from gridwise.planning.calibrate import NARROW, WIDE, _row_columns
 from gridwise.planning.machine import SHIPPED, find_machine, read_machine
 from gridwise.planning.recorder import LINE, bytes_of
 

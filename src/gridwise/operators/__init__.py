@@ -17,7 +17,7 @@ from . import convolution as convolution
 from . import joining as joining
 from . import norms as norms
 from . import pointwise as pointwise
+from . import pooling as pooling
 from . import products as products
 from . import slicing as slicing
-from . import pooling as pooling
 from . import views as views

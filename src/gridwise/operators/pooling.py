@@ -62,10 +62,13 @@ class Pooling:
         return [Box.of_intervals([*lead, *needed(self.windows, box, self.lead)])]
 
     def pooled(
-        self, box: Box, x: Tensor, pool: Callable[[Tensor, Sequence[int], bool], Any]
+        self, box: Box, x: Tensor, pool: Callable[[Tensor, Shape, bool], Any]
     ) -> tuple[Any, Tensor, Sequence[int]]:
         """The result of ``pool(x, padding, ceil_mode)``; what it was given; how many outputs come before the box's."""
-        padding, surplus, by_hand, ceil = [], [], [], False
+        padding: list[int] = []
+        surplus: list[int] = []
+        by_hand: list[int] = []
+        ceil = False
         for d, window in enumerate(self.windows):
             before, after = window.lacking(box.start[self.lead + d], box.stop[self.lead + d])
             extra = max(0, after - before) // window.stride
@@ -82,7 +85,7 @@ class Pooling:
             surplus.append(extra)
         if any(by_hand):
             x = F.pad(x, by_hand, value=self.fill)
-        return pool(x, padding, ceil), x, surplus
+        return pool(x, tuple(padding), ceil), x, surplus
 
     def least_rows(self, d: int) -> int:
         """The fewest rows that torch accepts, besides those that it pads."""
@@ -159,11 +162,11 @@ class AveragePooling(Pooling):
             box, values, lambda x, padding, ceil: _averaged(x, self.kernel, self.stride, padding, ceil, divisor)
         )
         y = cropped(y, surplus, box, self.lead)
-        for d, line in enumerate(lines, self.lead):
-            along = torch.tensor(line, device=y.device).view(-1, *(1,) * (y.dim() - 1 - d)).to(y.dtype)
-            counts = along if d == self.lead else counts * along
         if lines:
-            y = torch.div(y, counts, rounding_mode=None if y.dtype.is_floating_point else "trunc")
+            counts = torch.ones((), dtype=torch.float64, device="cpu")
+            for line in lines:
+                counts = counts.unsqueeze(-1) * torch.tensor(line, dtype=torch.float64, device="cpu")
+            y = torch.div(y, counts.to(y), rounding_mode=None if y.dtype.is_floating_point else "trunc")
         return y.to(x.dtype)
 
 
@@ -179,7 +182,7 @@ def avg_pool(call: OperatorCall) -> Local:
     return Local(pooling.needs, pooling.run, float(prod(pooling.kernel)))
 
 
-def _averaged(x: Tensor, kernel: Shape, stride: Shape, padding: Sequence[int], ceil: bool, divisor: int) -> Tensor:
+def _averaged(x: Tensor, kernel: Shape, stride: Shape, padding: tuple[int, ...], ceil: bool, divisor: int) -> Tensor:
     if len(kernel) == 1:  # avg_pool1d has no argument for the divisor
         return _averaged(x.unsqueeze(-2), (1, *kernel), (1, *stride), (0, *padding), ceil, divisor).squeeze(-2)
     if len(kernel) == 3:

@@ -6,6 +6,7 @@ table        all operators, by the name of the ATen operator
 labels       needs of operators whose dims have labels, as in einsum
 pointwise    pointwise operators, conversions; `views`: the same elements under other dims
 slicing      slices, splits, rows that are replaced; `joining`: concatenation, stacking, rows repeated
+indexing     indexing by tensors
 products     products and sums of products; `sums`: what is collected box by box
 windows      windows along one dim; `convolution`: convolutions, plain and transposed
 windows      windows along one dim; `convolution`, `pooling`
@@ -14,6 +15,7 @@ formats      half precision and memory formats
 """
 
 from . import convolution as convolution
+from . import indexing as indexing
 from . import joining as joining
 from . import norms as norms
 from . import pointwise as pointwise

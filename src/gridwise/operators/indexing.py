@@ -23,7 +23,7 @@ def _is_mask(index: Any) -> bool:
     return index is not None and index.dtype in (torch.bool, torch.uint8)
 
 
-def labels_of_indexed(call: OperatorCall) -> tuple[Labels, list[Labels], Labels, list[int]]:
+def labels_of_indexed(call: OperatorCall) -> tuple[list[str], list[Labels], list[str], list[int]]:
     """The labels of a tensor, of its indices and of what they select, and the dims that have indices."""
     x, indices = call.tensors[0], call["indices"]
     dims = [d for d, each in enumerate(indices) if each is not None]

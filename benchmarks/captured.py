@@ -11,6 +11,7 @@ torch's. Medians; every sample ends with the device idle.
 from __future__ import annotations
 
 import argparse
+import copy
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -145,7 +146,7 @@ def rows(name: str, ways: list[str], rounds: int) -> Iterator[tuple[str, ...]]:
     P_x = gridwise.world().create_cartesian_topology_partition([1] * len(shape))
     torch.manual_seed(0)
     plain = make().cuda()
-    model = gridwise.distribute(plain, P_x, example=(shape,))
+    model = gridwise.distribute(copy.deepcopy(plain), P_x, example=(shape,))
     losses = [gridwise.nn.DistributedCrossEntropyLoss(model.P_y), torch.nn.CrossEntropyLoss()]
     for way in ways:
         sides, counts = [], []
@@ -180,7 +181,7 @@ def shared(name: str, workers: int, rounds: int) -> list[tuple[str, ...]]:
     torch.manual_seed(0)
     block, width, goal = SHARED[name]
     plain = UNet(width).cuda()
-    model = gridwise.distribute(plain, P_x, example=((*block[:-1], block[-1] * workers),))
+    model = gridwise.distribute(copy.deepcopy(plain), P_x, example=((*block[:-1], block[-1] * workers),))
     step, inputs = step_of(model, gridwise.nn.DistributedCrossEntropyLoss(model.P_y), block, 2)
     limit, _ = step_of(plain, torch.nn.CrossEntropyLoss(), block, 2)
     captured = gridwise.capture(step)

@@ -12,6 +12,7 @@ workers.
 from __future__ import annotations
 
 import argparse
+import copy
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -70,7 +71,7 @@ def steps(rounds: int, workers: int, sizes: list[tuple[tuple[int, ...], int, flo
     found = []
     for block, width, times in sizes:
         plain = UNet(width).cuda()
-        model = gridwise.distribute(plain, P_x, example=((*block[:-1], block[-1] * workers),))
+        model = gridwise.distribute(copy.deepcopy(plain), P_x, example=((*block[:-1], block[-1] * workers),))
         loss = gridwise.nn.DistributedCrossEntropyLoss(model.P_y)
         sides = [step(model, loss, *block), step(plain, torch.nn.CrossEntropyLoss(), *block)]
         ours, limit = sampled(sides, rounds, 5)

@@ -10,6 +10,7 @@ different numbers, the same work. Medians of the slower worker, forward + backwa
 from __future__ import annotations
 
 import argparse
+import copy
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -116,7 +117,7 @@ def rows(rounds: int) -> list[Row]:
     row(
         "20 convolutions (1,8,32,32) in a model",
         0.0,
-        both_ways(gridwise.distribute(chain, P_x), *small),
+        both_ways(gridwise.distribute(copy.deepcopy(chain), P_x), *small),
         both_ways(chain, *small),
     )
     for batch, side in ((1, 256), (2, 512)):

@@ -10,6 +10,7 @@ growth of the resident set, with a malloc that returns every freed tensor to the
 from __future__ import annotations
 
 import argparse
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -106,7 +107,7 @@ def measured(name: str) -> Peaks:
     alone = step_of(sequential, x)
     share, share_resident = peak_of(alone) / world.size, resident_growth_of(alone) / world.size
     block = x.narrow(2, world.rank * shape[2] // world.size, shape[2] // world.size).clone()
-    model = gridwise.distribute(sequential, P_x)
+    model = gridwise.distribute(copy.deepcopy(sequential), P_x)
     step = step_of(model, block)
     ours, resident = peak_of(step), resident_growth_of(step)
     rows: list[int] = []

@@ -4,6 +4,7 @@ python examples/lenet_mnist.py [steps]               starts four local workers
 mpiexec -n 4 python examples/lenet_mnist.py          uses the workers it is given (torchrun and srun likewise)
 """
 
+import copy
 import sys
 import time
 
@@ -57,7 +58,7 @@ def main(x: Tensor, y: Tensor) -> list[tuple]:
     torch.manual_seed(1)
     P_world, sequential = gridwise.world(), lenet5()
     P_x = P_world.create_cartesian_topology_partition([1, 1, 2, 2])
-    model = gridwise.distribute(sequential, P_x, example=(BATCH, 1, 28, 28))
+    model = gridwise.distribute(copy.deepcopy(sequential), P_x, example=(BATCH, 1, 28, 28))
     image, label = gridwise.local_slice(P_x, (BATCH, 1, 28, 28)), gridwise.local_slice(model.P_y, (BATCH, 10))[0]
     whole = list(zip(x.split(BATCH), y.split(BATCH), strict=True))
     mine, loss = [(x[image].clone(), y[label]) for x, y in whole], gridwise.nn.DistributedCrossEntropyLoss(model.P_y)

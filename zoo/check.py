@@ -161,7 +161,7 @@ def check(name: str) -> dict[str, Any]:
     x, others = specimen.input(), specimen.others()
     P_x = world.create_cartesian_topology_partition(specimen.grid)
     try:
-        distributed, block = gridwise.distribute(model, P_x), gridwise.scatter(x, P_x)
+        distributed, block = gridwise.distribute(copy.deepcopy(model), P_x), gridwise.scatter(x, P_x)
         ours = step(distributed, block, others, counts=False)  # the counter hooks all modules, which cannot be recorded
     except gridwise.errors.GridwiseError as error:
         found.text = str(error)

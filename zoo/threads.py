@@ -18,8 +18,9 @@ from gridwise.grid import Grid, Layout
 from gridwise.models.placement import Cut
 from gridwise.models.placing import place
 from gridwise.models.recording.containers import flatten
-from gridwise.models.recording.record import Like, record
+from gridwise.models.recording.record import record
 from gridwise.models.recording.recording import Recording
+from gridwise.models.recording.tracing import InputSpec
 from gridwise.nn.engine.agreement import agreement
 from gridwise.partition import CartesianPartition
 
@@ -63,7 +64,8 @@ def check(name: str) -> Finding:
 def recorded(model: torch.nn.Module, x: Tensor, specimen: Specimen) -> Recording:
     _, tree = flatten(((x,), specimen.others()))
     likes = [
-        Like(tuple(each.shape), each.dtype, each.device, each is x) for each in flatten(((x,), specimen.others()))[0]
+        InputSpec(tuple(each.shape), each.dtype, each.device, each is x)
+        for each in flatten(((x,), specimen.others()))[0]
     ]
     return record(lambda *args, **kwargs: model(*args, **kwargs), {"": model}, likes, tree, specimen.name)
 

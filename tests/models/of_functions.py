@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -55,7 +56,7 @@ def check(make: Callable[[], nn.Module], grid: tuple[int, ...], shape: tuple[int
     P_x = gridwise.world().create_cartesian_topology_partition(grid)
     sequential = make().double()
     x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    model = gridwise.distribute(sequential, P_x, example=x)
+    model = gridwise.distribute(copy.deepcopy(sequential), P_x, example=x)
     for _ in range(2):  # planned at the first call, trusted at the second
         model.zero_grad()
         sequential.zero_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -46,7 +47,11 @@ def partition() -> Any:
 def distributed(function: Callable[[Any, Tensor], Any]) -> tuple[Any, nn.Module, Tensor]:
     torch.manual_seed(0)
     sequential = Of(function).double()
-    return gridwise.distribute(sequential, partition()), sequential, torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    return (
+        gridwise.distribute(copy.deepcopy(sequential), partition()),
+        sequential,
+        torch.randn(2, 3, 8, 8, dtype=torch.float64),
+    )
 
 
 def check(model: nn.Module, sequential: nn.Module, x: Tensor, calls: int = 2) -> None:

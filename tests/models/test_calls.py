@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -21,7 +23,7 @@ from .whole_models import UNet, train_both
 def test_a_worker_outside_and_unbalanced_blocks() -> None:
     P_x = gridwise.world().create_partition_inclusive([0, 1]).create_cartesian_topology_partition((1, 1, 2, 1))
     sequential = UNet().double()
-    model = gridwise.distribute(sequential, P_x)
+    model = gridwise.distribute(copy.deepcopy(sequential), P_x)
     x = torch.randn(1, 2, 12, 8, dtype=torch.float64)
     rows = {0: slice(0, 9), 1: slice(9, 12)}.get(gridwise.world().rank, slice(0, 0))
     y = model(x[:, :, rows].clone() if P_x.active else gridwise.zero_volume_tensor(dtype=torch.float64))
@@ -72,7 +74,7 @@ def test_modes_dropout_and_agreement_once() -> None:
 
     P_x = gridwise.world().create_cartesian_topology_partition((1, 1, 2, 1))
     sequential = Net()
-    model = gridwise.distribute(sequential, P_x)
+    model = gridwise.distribute(copy.deepcopy(sequential), P_x)
     x = torch.randn(4, 1, 8, 6)
     mine = x[gridwise.local_slice(P_x, x.shape)]
     first, second = model(mine), model(mine)
@@ -154,7 +156,7 @@ def test_parameters_that_the_loss_does_not_see_get_no_gradient() -> None:
 
     P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 2, 1])
     sequential = TwoHeads().double()
-    model = gridwise.distribute(sequential, P_x)
+    model = gridwise.distribute(copy.deepcopy(sequential), P_x)
     x = torch.randn(1, 1, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     sequential(x)[0].sum().backward()
     for _ in range(2):

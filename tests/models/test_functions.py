@@ -285,7 +285,7 @@ def test_parameters_outside_of_layers_are_held_by_the_grid() -> None:
     torch.manual_seed(0)
     inner = Of(lambda m, x: x * m.scale + m.shift, scale=parameter(4, 1), shift=parameter())
     sequential = Of(lambda m, x: m.inner(x) * m.top, inner=inner, top=parameter(1)).double()
-    model = gridwise.distribute(sequential, P_x)
+    model = gridwise.distribute(copy.deepcopy(sequential), P_x)
     assert list(model.state_dict()) == list(sequential.state_dict())
     assert model.top.shape == ((1,) if P_x.active else (0,))
     model.load_state_dict(sequential.state_dict())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -33,7 +34,7 @@ class Words(nn.Module):
 def test_an_index_that_an_embedding_has_not(function: Callable[[Tensor], Tensor]) -> None:
     P = gridwise.world().create_cartesian_topology_partition([2, 1])
     sequential = Words(function)
-    model, x = gridwise.distribute(sequential, P), torch.arange(16).view(4, 4) % 5
+    model, x = gridwise.distribute(copy.deepcopy(sequential), P), torch.arange(16).view(4, 4) % 5
     for wrong in (None, 9, -3, None, 7, None):  # on the last worker, planned at the first call and trusted later
         given = x.clone()
         if wrong is not None:

@@ -48,10 +48,10 @@ def test_arguments_by_name_and_defaults(gridwise_setting: tuple[str, int]) -> No
     sequential, x = Masked().double(), random(2, 2, 5, 4)
     for grid in GRIDS if gridwise_setting[1] == 2 else [(1, 1, 1, 1)]:
         P = partition(*grid)
-        model, mine = gridwise.distribute(sequential, P), block(x, P)
+        model, mine = gridwise.distribute(copy.deepcopy(sequential), P), block(x, P)
         for y in (model(mine), model(x=mine), model(mine, None), model(mine, mask=None, scale=2.0)):
             torch.testing.assert_close(y, block(sequential(x), model.P_y))
-        model = gridwise.distribute(sequential, P, scale=3.0, flips=True)
+        model = gridwise.distribute(copy.deepcopy(sequential), P, scale=3.0, flips=True)
         expected = sequential(x, scale=3.0, flips=True)
         torch.testing.assert_close(model(mine), block(expected, model.P_y))
 
@@ -62,7 +62,7 @@ def test_several_tensors_on_partitions_of_their_own(gridwise_setting: tuple[str,
     for grid in {1: [(1, 1, 1, 1)], 2: GRIDS, 4: [(2, 1, 2, 1), (1, 1, 2, 2)]}[gridwise_setting[1]]:
         sequential = Masked().double()
         P, P_mask = partition(*grid), partition(gridwise_setting[1], 1)
-        model = gridwise.distribute(sequential, P, mask=P_mask)
+        model = gridwise.distribute(copy.deepcopy(sequential), P, mask=P_mask)
         x, mask = random(3, 2, 5, 4).requires_grad_(), random(3, 5).requires_grad_()
         mine, own = block(x.detach(), P).requires_grad_(), block(mask.detach(), P_mask).requires_grad_()
         for _ in range(2):
@@ -178,7 +178,7 @@ def test_views_that_do_not_keep_samples(name: str, gridwise_setting: tuple[str, 
     for d in range(len(shape)):
         P = partition(*(gridwise_setting[1] if i == d else 1 for i in range(len(shape))))
         sequential, x = Of(function), random(*shape)
-        model = gridwise.distribute(sequential, P, example=x)
+        model = gridwise.distribute(copy.deepcopy(sequential), P, example=x)
         for _ in range(2):
             gridwise.testing.check_equal_to_sequential(model, sequential, x, P, model.P_y)
 
@@ -239,7 +239,7 @@ def test_empty_blocks(name: str, gridwise_setting: tuple[str, int]) -> None:
         ((1, 1, size, 1), (2, 4, 4, 2)),
     ):
         sequential, P, x = nn.Sequential(SHUFFLES[name]()), partition(*grid), random(*shape)
-        model = gridwise.distribute(sequential, P, example=x)
+        model = gridwise.distribute(copy.deepcopy(sequential), P, example=x)
         for _ in range(2):
             gridwise.testing.check_equal_to_sequential(model, sequential, x, P, model.P_y)
 
@@ -250,7 +250,7 @@ def test_pads_of_workers_without_channels(mode: str, gridwise_setting: tuple[str
     P, x = partition(1, gridwise_setting[1], 1, 1), random(2, 1, 4, 6)
     for pad in ((1, 2, 0, 0), (1, 1, 2, 0)):
         sequential = Of(lambda x, pad=pad: F.pad(x.sin(), pad, mode=mode))
-        model = gridwise.distribute(sequential, P, example=x)
+        model = gridwise.distribute(copy.deepcopy(sequential), P, example=x)
         gridwise.testing.check_equal_to_sequential(model, sequential, x, P, model.P_y)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -60,7 +61,7 @@ HIDES: dict[str, Any] = {
 def test_a_sample_of_which_nothing_counts(kind: str) -> None:
     torch.manual_seed(0)
     sequential, P, P_mask = HIDES[kind]().double(), partition(2, 1, 1), partition(2, 1)
-    model = gridwise.distribute(sequential, P, padding=P_mask)
+    model = gridwise.distribute(copy.deepcopy(sequential), P, padding=P_mask)
     x, hidden = torch.randn(4, 6, 4, dtype=torch.float64), torch.zeros(4, 6, dtype=torch.bool)
     hidden[2], hidden[0, 4:] = True, True
     x.requires_grad_()
@@ -137,7 +138,7 @@ def test_a_hint_that_does_not_fit_its_mask(need_weights: bool, dropout: float) -
     sequential.register_buffer(
         "mask", torch.eye(6).bool()
     )  # where no weights are asked for, torch goes by the hint alone
-    model, x = gridwise.distribute(sequential, P), torch.randn(4, 6, 4)
+    model, x = gridwise.distribute(copy.deepcopy(sequential), P), torch.randn(4, 6, 4)
     expected = sequential(x)
     torch.testing.assert_close(
         model(x[gridwise.local_slice(P, x.shape)]), expected[gridwise.local_slice(model.P_y, expected.shape)]

@@ -66,7 +66,7 @@ class Net(nn.Module):
 def pair(**said: Any) -> tuple[Any, Net, Tensor, Any]:
     torch.manual_seed(0)
     P, sequential = partition(1, 1, 2, 1), Net().double()
-    return gridwise.distribute(sequential, P, **said), sequential, random(3, 2, 6, 4), P
+    return gridwise.distribute(copy.deepcopy(sequential), P, **said), sequential, random(3, 2, 6, 4), P
 
 
 def both_equal(model: Any, sequential: nn.Module, x: Tensor, P: Any) -> None:
@@ -156,7 +156,7 @@ def test_batches_of_any_size_and_what_is_left_of_the_last() -> None:
     torch.manual_seed(0)
     for grid in ((4, 1, 1, 1), (2, 1, 2, 1)):
         P, sequential = partition(*grid), Net().double()
-        model = gridwise.distribute(sequential, P, example=(8, 2, 6, 4))
+        model = gridwise.distribute(copy.deepcopy(sequential), P, example=(8, 2, 6, 4))
         runner = model._distributed.runners["forward"]
         with patch.object(type(runner), "record", autospec=True, side_effect=type(runner).record) as record:
             for size in (8, 5, 8, 3, 1, 5, 8):
@@ -188,11 +188,11 @@ def test_methods_share_parameters() -> None:
         torch.testing.assert_close(mine.grad, whole.grad)
     with pytest.raises(UnsupportedError, match=r"conv \(Conv2d\) is a part of a distributed model"):
         model.conv(block(x, P))
-    plain = gridwise.distribute(sequential, P)
+    plain = gridwise.distribute(copy.deepcopy(sequential), P)
     with pytest.raises(UnsupportedError, match=r"methods=\('encode',\)"):
         plain.encode(block(x, P))
     with pytest.raises(PartitionError, match="has no method 'sample'"):
-        gridwise.distribute(sequential, P, methods=("sample",))
+        gridwise.distribute(copy.deepcopy(sequential), P, methods=("sample",))
 
 
 @workers(2, transports=("mpi",))
@@ -200,7 +200,7 @@ def test_the_loss_too() -> None:
     torch.manual_seed(0)
     P, P_t = partition(1, 1, 2, 1), partition(1, 2, 1)
     sequential = Net().double()
-    model = gridwise.distribute(sequential, P)
+    model = gridwise.distribute(copy.deepcopy(sequential), P)
     x, t = random(3, 2, 6, 4), torch.randint(2, (3, 6, 4), generator=torch.Generator().manual_seed(2))
     loss = gridwise.distribute(
         lambda x, t: F.cross_entropy(model(x), t) + 0.1 * sum(p.abs().sum() for p in model.parameters()), P, t=P_t
@@ -271,7 +271,7 @@ def test_workers_outside() -> None:
     world = gridwise.world()
     P = world.create_partition_inclusive([0, 1]).create_cartesian_topology_partition((1, 1, 2, 1))
     sequential = nn.Sequential(Net(), Several()).double()
-    model = gridwise.distribute(sequential, P, example=torch.empty(1, 2, 6, 4, dtype=torch.float64))
+    model = gridwise.distribute(copy.deepcopy(sequential), P, example=torch.empty(1, 2, 6, 4, dtype=torch.float64))
     x = random(1, 2, 6, 4)
     states = []
     for mode in (True, False, True):

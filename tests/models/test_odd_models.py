@@ -174,7 +174,7 @@ def test_outputs(name: str, gridwise_setting: tuple[str, int]) -> None:
     size = gridwise_setting[1]
     P = gridwise.world().create_cartesian_topology_partition((1, 1, size, 1))
     sequential = Of(OUTPUTS[name], c=nn.Conv2d(2, 3, 3, padding=1)).double()
-    model = gridwise.distribute(sequential, P)
+    model = gridwise.distribute(copy.deepcopy(sequential), P)
     x = torch.randn(2, 2, 7, 4, dtype=torch.float64)
     expected, y = sequential(x), model(x[gridwise.local_slice(P, x.shape)].clone())
     assert type(y) is type(expected)
@@ -207,7 +207,7 @@ def test_dtypes(dtype: torch.dtype, gridwise_setting: tuple[str, int]) -> None:
     torch.manual_seed(0)
     P = gridwise.world().create_cartesian_topology_partition((gridwise_setting[1], 1, 1))
     sequential = small_transformer().to(dtype)
-    model = gridwise.distribute(sequential, P)
+    model = gridwise.distribute(copy.deepcopy(sequential), P)
     x = torch.randn(2, 5, 4).to(dtype)  # a worker of three has nothing
     y, expected = model(x[gridwise.local_slice(P, x.shape)]), sequential(x)
     assert y.dtype == dtype
@@ -226,7 +226,7 @@ def test_copied_saved_frozen_and_under_autocast(gridwise_setting: tuple[str, int
     P = world.create_partition_inclusive([0, 1]).create_cartesian_topology_partition((2, 1, 1))
     sequential = small_transformer().double()
     x = torch.randn(3, 5, 4, dtype=torch.float64)
-    model = gridwise.distribute(sequential, P, example=x)
+    model = gridwise.distribute(copy.deepcopy(sequential), P, example=x)
     mine = x[gridwise.local_slice(P, x.shape)] if P.active else gridwise.zero_volume_tensor(dtype=torch.float64)
     twin = copy.deepcopy(model)
     twin.load_state_dict(sequential.state_dict())

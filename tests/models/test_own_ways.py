@@ -106,7 +106,7 @@ def test_own_ways_are_not_lost(name: str) -> None:
     P = gridwise.world().create_cartesian_topology_partition([1, 1, 2, 1])
     torch.manual_seed(0)
     sequential, x = OWN[name](), torch.randn(2, 4, 4, 3)
-    model, mine = gridwise.distribute(sequential, P, example=x), x[gridwise.local_slice(P, x.shape)]
+    model, mine = gridwise.distribute(copy.deepcopy(sequential), P, example=x), x[gridwise.local_slice(P, x.shape)]
     assert isinstance(model, type(sequential))
     for mode in (True, False, True):
         y, expected = model.train(mode)(mine), sequential.train(mode)(x)
@@ -122,7 +122,7 @@ def test_own_ways_are_not_lost(name: str) -> None:
 def test_buffers_that_are_not_saved_are_not_saved() -> None:
     P = gridwise.world().create_cartesian_topology_partition([1, 1, 2, 1])
     sequential = Placed()
-    model = gridwise.distribute(sequential, P)
+    model = gridwise.distribute(copy.deepcopy(sequential), P)
     for each in (model, copy.deepcopy(model)):
         assert "pos" in dict(each.named_buffers())
         assert list(each.state_dict()) == list(sequential.state_dict())
@@ -136,7 +136,7 @@ def test_tracking_that_was_switched_after_construction(tracks: bool) -> None:
     sequential = with_tracking(nn.BatchNorm2d(4, track_running_stats=not tracks), tracks)
     if not tracks:
         sequential[1].running_mean.fill_(0.3)
-    model, x = gridwise.distribute(sequential, P), torch.randn(2, 4, 4, 3)
+    model, x = gridwise.distribute(copy.deepcopy(sequential), P), torch.randn(2, 4, 4, 3)
     assert model.get_submodule("1").track_running_stats is tracks
     for mode in (False, True):
         y, expected = model.train(mode)(x[gridwise.local_slice(P, x.shape)]), sequential.train(mode)(x)

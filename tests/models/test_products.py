@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -196,7 +197,7 @@ def test_tied_weights_stay_one() -> None:
     P = world.create_partition_inclusive([0, 1]).create_cartesian_topology_partition((1, 1, 2, 1))
     torch.manual_seed(0)
     sequential = tied().double()
-    model = gridwise.distribute(sequential, P)
+    model = gridwise.distribute(copy.deepcopy(sequential), P)
     assert model.a.weight is model.b.weight
     assert list(model.state_dict()) == list(sequential.state_dict())
     assert len(list(model.parameters())) == len(list(sequential.parameters())) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -142,7 +143,7 @@ def test_hooks_of_modules() -> None:
     sequential[0].register_forward_hook(lambda module, given, y: y + 1)
     sequential[0].register_forward_pre_hook(lambda module, given: (given[0] * 2,))
     sequential.register_forward_hook(lambda module, given, y: y - y.mean())  # of the global tensor
-    check(gridwise.distribute(sequential, partition()), sequential, x)
+    check(gridwise.distribute(copy.deepcopy(sequential), partition()), sequential, x)
 
     storing, backward, before = build(), build(), build()
     storing[0].register_forward_hook(lambda module, given, y: None)
@@ -165,23 +166,26 @@ def test_hooks_of_modules() -> None:
     assert seen == ["before", "forward", "backward"]
 
 
-def test_norms_and_parametrizations() -> None:
+def normed() -> list[nn.Module]:
     torch.manual_seed(0)
-    x = torch.randn(3, 4, 6, 6, dtype=torch.float64)
-    conv = [nn.Conv2d(4, 4, 3, padding=1).double() for _ in range(4)]
+    conv = [nn.Conv2d(4, 4, 3, padding=1) for _ in range(4)]
     with pytest.warns(FutureWarning):
         old = nn.utils.weight_norm(conv[0])
     parts = [old, nn.utils.spectral_norm(conv[1]), nn.utils.parametrizations.weight_norm(conv[2]),
              nn.utils.parametrizations.spectral_norm(conv[3])]  # fmt: skip
-    for part in parts:
-        sequential = nn.Sequential(part, nn.BatchNorm2d(4, momentum=None).double())
-        check(gridwise.distribute(sequential, partition()), sequential, x, calls=3)
+    return [nn.Sequential(part, nn.BatchNorm2d(4, momentum=None)).double() for part in parts]
+
+
+def test_norms_and_parametrizations() -> None:
+    x = torch.randn(3, 4, 6, 6, dtype=torch.float64)
+    for model, sequential in zip(normed(), normed(), strict=True):
+        check(gridwise.distribute(model, partition()), sequential, x, calls=3)
 
 
 def test_a_loss_of_a_model_is_recorded_as_a_whole() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4)).double()
-    twin = gridwise.distribute(model, partition())
+    twin = gridwise.distribute(copy.deepcopy(model), partition())
     x, target = torch.randn(2, 3, 6, 6, dtype=torch.float64), torch.randint(4, (2, 6, 6))
     P_t = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
 

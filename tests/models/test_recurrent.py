@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -48,7 +49,7 @@ def test_recurrent_layers(name: str, gridwise_setting: tuple[str, int]) -> None:
         sequential = RECURRENT[name]().double()
         for shape in ((5, 6, 8), (1, 4, 8)):
             x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-            model = gridwise.distribute(sequential, P, example=x)
+            model = gridwise.distribute(copy.deepcopy(sequential), P, example=x)
             for _ in range(2):
                 model.zero_grad()
                 sequential.zero_grad()
@@ -62,7 +63,7 @@ def test_second_order_where_a_worker_has_no_samples(name: str) -> None:
     P = gridwise.world().create_cartesian_topology_partition([2, 1, 1])
     torch.manual_seed(0)
     sequential = Of(lambda m, x: m.r(x)[0], r=getattr(nn, name)(3, 2, batch_first=True)).double()
-    model, x = gridwise.distribute(sequential, P), torch.randn(1, 4, 3, dtype=torch.float64)
+    model, x = gridwise.distribute(copy.deepcopy(sequential), P), torch.randn(1, 4, 3, dtype=torch.float64)
     for _ in range(2):
         for each, own in ((sequential, x.clone()), (model, x[gridwise.local_slice(P, x.shape)].clone())):
             each.zero_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -49,7 +50,7 @@ def test_a_model_takes_another_dtype_after_it_is_distributed(dtype: torch.dtype)
     P = gridwise.world().create_cartesian_topology_partition([1, 1, 2, 1])
     modules = {"conv": nn.Conv2d(3, 4, 3, padding=1), "norm": nn.BatchNorm2d(4), "last": nn.Linear(5, 2)}
     sequential = Of(lambda m, x: m.last(m.norm(m.conv(x))) * torch.tensor([2.0, 3.0]), **modules)
-    model = gridwise.distribute(sequential, P)
+    model = gridwise.distribute(copy.deepcopy(sequential), P)
     x = torch.randn(2, 3, 6, 5)
     for kind in (torch.float32, dtype, torch.float32):
         expected = sequential.to(kind)(x.to(kind))
@@ -64,7 +65,10 @@ def test_buffers_take_another_dtype_while_the_input_keeps_its_own() -> None:
     P = gridwise.world().create_cartesian_topology_partition([1, 2, 1])
     sequential = Of(lambda m, x: (x * m.scale).flatten(1).softmax(1))
     sequential.register_buffer("scale", torch.tensor([1.0, 2.0, 3.0]))
-    model, x = gridwise.distribute(sequential, P), torch.rand(2, 4, 3, generator=torch.Generator().manual_seed(0))
+    model, x = (
+        gridwise.distribute(copy.deepcopy(sequential), P),
+        torch.rand(2, 4, 3, generator=torch.Generator().manual_seed(0)),
+    )
     for kind in (torch.float32, torch.float64):
         expected = sequential.to(kind)(x)
         y = model.to(kind)(x[gridwise.local_slice(P, x.shape)])
@@ -75,7 +79,7 @@ def test_buffers_take_another_dtype_while_the_input_keeps_its_own() -> None:
 def test_the_mean_over_all_batches_is_tracked() -> None:
     P = gridwise.world().create_cartesian_topology_partition([1, 1, 2])
     sequential = nn.Sequential(nn.Conv1d(1, 2, 3, padding=1), nn.BatchNorm1d(2, momentum=None))
-    model = gridwise.distribute(sequential, P)
+    model = gridwise.distribute(copy.deepcopy(sequential), P)
     for _ in range(3):
         x = torch.randn(2, 1, 6)
         y, expected = model(x[gridwise.local_slice(P, x.shape)]), sequential(x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -106,7 +107,7 @@ def test_language_model_with_tied_weights(gridwise_setting: tuple[str, int]) -> 
         P = gridwise.world().create_cartesian_topology_partition(grid)
         torch.manual_seed(0)
         sequential = GPT().double()
-        model = gridwise.distribute(sequential, P)
+        model = gridwise.distribute(copy.deepcopy(sequential), P)
         assert list(model.state_dict()) == list(sequential.state_dict())
         for words in (torch.arange(35).view(5, 7) * 7 % 11, torch.arange(12).view(4, 3) % 11):
             model.zero_grad()
@@ -151,7 +152,7 @@ def test_attention(weights: bool, arguments: dict, gridwise_setting: tuple[str, 
         sequential = Attended(weights, **arguments).double()
         shape = (5, 6, 8) if first else (6, 5, 8)
         x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-        model = gridwise.distribute(sequential, P, example=x)
+        model = gridwise.distribute(copy.deepcopy(sequential), P, example=x)
         for _ in range(2):
             model.zero_grad()
             sequential.zero_grad()
@@ -182,7 +183,7 @@ def test_encoder_and_decoder(gridwise_setting: tuple[str, int]) -> None:
         P_mask = gridwise.world().create_cartesian_topology_partition((gridwise_setting[1], 1))
         torch.manual_seed(0)
         sequential = Translated().double()
-        model = gridwise.distribute(sequential, P, padding=P_mask)
+        model = gridwise.distribute(copy.deepcopy(sequential), P, padding=P_mask)
         x, y = (torch.randn(5, n, 8, dtype=torch.float64).requires_grad_() for n in (6, 4))
         padding = torch.arange(6) >= torch.tensor([[6], [5], [3], [4], [6]])
         mine = [t.detach()[gridwise.local_slice(P, t.shape)].clone().requires_grad_() for t in (x, y)]
@@ -206,7 +207,7 @@ def test_dropout_in_attention_does_not_depend_on_the_grid() -> None:
     x, made = torch.randn(4, 6, 8), []
     for grid in ((2, 1, 1), (1, 2, 1)):
         P = gridwise.world().create_cartesian_topology_partition(grid)
-        model = gridwise.distribute(sequential, P)
+        model = gridwise.distribute(copy.deepcopy(sequential), P)
         torch.manual_seed(5)
         y = model(x[gridwise.local_slice(P, x.shape)])
         whole = gridwise.gather(y.detach(), model.P_y, 0)
@@ -248,7 +249,7 @@ def test_a_whole_transformer_and_features_of_other_widths(gridwise_setting: tupl
     for sequential in (whole.double(), Wide().double()):
         for grid in GRIDS[gridwise_setting[1]]:
             P = gridwise.world().create_cartesian_topology_partition(grid)
-            model = gridwise.distribute(sequential, P)
+            model = gridwise.distribute(copy.deepcopy(sequential), P)
             x, y = (torch.randn(3, n, 8, dtype=torch.float64) for n in (6, 5))
             expected = sequential(x, y)
             made = model(*(t[gridwise.local_slice(P, t.shape)] for t in (x, y)))
@@ -301,7 +302,7 @@ def test_gradients_of_all_small_parameters_are_summed_in_one_message() -> None:
     torch.manual_seed(0)
     sequential = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), 2).double()
     x = torch.randn(2, 4, 8, dtype=torch.float64)
-    model = gridwise.distribute(sequential, P, example=x)
+    model = gridwise.distribute(copy.deepcopy(sequential), P, example=x)
     for _ in range(2):  # planned at the first call, trusted at the second
         check_equal_to_sequential(model, sequential, x, P, model.P_y)
         model.zero_grad()

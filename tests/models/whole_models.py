@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -235,7 +236,7 @@ class MobileNet(nn.Module):
 
 def train_both(sequential: nn.Module, P_x: Any, shape: tuple[int, ...], classes: int, steps: int) -> None:
     """Some steps of SGD with momentum on both; losses, gradients, weights and statistics must stay equal."""
-    model = gridwise.distribute(sequential, P_x, example=torch.empty(shape, dtype=torch.float64))
+    model = gridwise.distribute(copy.deepcopy(sequential), P_x, example=torch.empty(shape, dtype=torch.float64))
     loss_of = gridwise.nn.DistributedCrossEntropyLoss(model.P_y)
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9) for m in (sequential, model)]
     for step in range(steps):

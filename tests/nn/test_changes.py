@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch.nn.utils import parametrize
@@ -87,7 +89,7 @@ def test_what_one_worker_makes_of_a_models_parameters_is_refused_by_all():
         lambda model: setattr(part(model, 2), "num_groups", 1),
         lambda model: setattr(part(model, 0), "bias", None),
     ):
-        model = gridwise.distribute(sequential, P)
+        model = gridwise.distribute(copy.deepcopy(sequential), P)
         model(x)
         model(x)
         if P.rank == 1:
@@ -100,7 +102,7 @@ def test_what_one_worker_makes_of_a_models_parameters_is_refused_by_all():
 def test_attributes_of_layers_in_a_model_are_honoured():
     P = grid(1, 1, 2, 1)
     sequential = torch.nn.Sequential(torch.nn.Conv2d(4, 4, 3), torch.nn.ReLU(), torch.nn.GroupNorm(2, 4)).double()
-    x, model = values(2, 4, 8, 5), gridwise.distribute(sequential, P)
+    x, model = values(2, 4, 8, 5), gridwise.distribute(copy.deepcopy(sequential), P)
     for groups, eps in ((2, 1e-5), (1, 1e-5), (4, 0.5), (2, 1e-5)):
         for each in (sequential, model):
             part(each, 2).num_groups, part(each, 2).eps = groups, eps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 
 import pytest
@@ -24,7 +25,9 @@ def run(seed: int, count: int) -> str:
     torch.manual_seed(seed)
     sequential = random_model(rng, shape, rng.randint(2, 6))
     try:
-        model = gridwise.distribute(sequential, P_x, example=torch.empty(shape, dtype=torch.float64, device="meta"))
+        model = gridwise.distribute(
+            copy.deepcopy(sequential), P_x, example=torch.empty(shape, dtype=torch.float64, device="meta")
+        )
     except UnsupportedError:
         return "refused"
     x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))

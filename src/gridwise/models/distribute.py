@@ -7,16 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from ..deferred_init import materialize_module
 from ..errors import PartitionError, UnsupportedError
 from ..nn.engine.module import Module
+from ..nn.parameters.blocks import BlockParameter
 from ..nn.parameters.replicas import synchronise_replicas
 from ..partition import Partition
 from .inputs import Inputs, as_tensors
 from .model import DistributedFunction, DistributedModel, become, runner_of
 from .recorder import GatherOption
-from .replicated_state import replicate_state
+from .recording.containers import flatten
+from .replicated_state import replicate_parameters, replicate_state
 from .roots import roots_of
 
 
@@ -29,14 +31,14 @@ def distribute(
     gather: GatherOption = "report",
     **inputs: object,
 ) -> DistributedModel:
-    """A model that runs on the grid `P_x` with the weights of `model`, an ordinary torch model.
+    """A model that runs on the grid `P_x` with the parameters of `model`, an ordinary torch model.
 
-    Every worker calls it with the same model; `model` itself is not changed. At the first call with inputs of a new
+    Every worker calls it with the same model. The result has the parameters and buffers of `model` itself, not copies:
+    an optimiser made before trains it, and models that share parts still do. At the first call with inputs of a new
     structure the model is recorded with the global shapes, and each of its tensors is placed on a grid; `P_y` of the
     result says where the outputs lie. Names and global shapes in `state_dict()` are those of `model`.
 
-    A function of tensors that calls modules is recorded as a whole, a loss included. Its modules are used as they are,
-    not copied, so their parameters get the gradients.
+    A function of tensors that calls modules is recorded as a whole, a loss included.
 
     Parameters
     ----------
@@ -93,11 +95,26 @@ def _of_model(
             raise PartitionError(f"distribute: {name} has no method {method!r}.")
         grid_methods[method] = f"{method} of {says}", Inputs(f"{name}.{method}", function, P_x, bindings), gather
     _check_names(name, bindings, [inputs for _, inputs, _ in grid_methods.values()])
-    twin = _copied(model)
+    _check_holders(name, model, P_x)
     if P_x.active:
-        synchronise_replicas(twin, P_x)
+        synchronise_replicas(model, P_x)
+        materialize_module(model)
+    twin = _copied(model)
+    replicate_parameters([model, twin], P_x)
     replicate_state(twin, P_x)
     return become(twin, P_x, grid_methods)
+
+
+def _check_holders(name: str, model: torch.nn.Module, P_x: Partition) -> None:
+    """Refuse parameters that another distributed model has on other workers only."""
+    for key, parameter in model.named_parameters():
+        spread = parameter.spread if isinstance(parameter, BlockParameter) else None
+        if spread is not None and {*spread.holders.ranks} != {*P_x.ranks}:
+            raise PartitionError(
+                f"distribute: `{key}` of {name} belongs to a model on workers {sorted(spread.holders.ranks)} already, and "
+                f"cannot be on {sorted(P_x.ranks)} as well.",
+                fix="copy.deepcopy(model) before the first of them is distributed gives each parameters of its own.",
+            )
 
 
 def _of_function(
@@ -141,9 +158,9 @@ def _arguments(example: object, dtype: torch.dtype) -> tuple[tuple[Any, ...], di
 
 
 def _copied(model: torch.nn.Module) -> torch.nn.Module:
-    """A deep copy; tensors computed from parameters (by torch's older weight_norm) are copied by value."""
-    computed = [v for m in model.modules() for v in vars(m).values() if isinstance(v, Tensor) and v.grad_fn is not None]
-    memo = {id(value): value.detach().clone() for value in computed}
+    """A copy with the same tensors; those computed from parameters (by torch's older weight_norm) are copied by value."""
+    tensors = flatten([vars(module) for module in model.modules()])[0]
+    memo = {id(x): x if x.grad_fn is None else x.detach().clone() for x in tensors}
     try:
         return copy.deepcopy(model, memo)
     except (RuntimeError, TypeError, AttributeError) as error:
@@ -165,7 +182,7 @@ REFUSED: tuple[tuple[Any, str, str], ...] = (
 def _refuse(model: torch.nn.Module, is_used: bool = False) -> None:
     """Refuse models that can be seen to be unsupported without recording them.
 
-    A model that `is_used` by a function is not copied, and is no result itself.
+    A model that `is_used` by a function is no result itself.
     """
     name = type(model).__name__
     for own, module in model.named_modules():
@@ -177,10 +194,6 @@ def _refuse(model: torch.nn.Module, is_used: bool = False) -> None:
             raise UnsupportedError(
                 f"distribute: {place} is lazy: it has no parameters yet.\n  fix: call it once before."
             )
-        if not is_used and any(map(_has_hooks, module._parameters.values())):
-            raise UnsupportedError(
-                f"distribute: a parameter of {place} has hooks, which would be lost.\n  fix: register them on the result."
-            )
     if type(model).__name__ == "OptimizedModule":
         raise UnsupportedError(
             "distribute: the model is compiled.\n  fix: give the model that was compiled; compile the rest."
@@ -190,9 +203,3 @@ def _refuse(model: torch.nn.Module, is_used: bool = False) -> None:
         raise UnsupportedError(
             f"distribute: {name} has an attribute {min(taken)!r}, a name that the result needs.\n  fix: rename it."
         )
-
-
-def _has_hooks(parameter: Tensor | None) -> bool:
-    if parameter is None:
-        return False
-    return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))

@@ -1,13 +1,15 @@
 """The state of a distributed model: parameters and buffers, whole on every worker of the grid and empty on the others.
 
 They stay where they are in the model, so their names are those of the sequential model. They are labelled as blocks, so
-that checkpoints, `clip_grad_norm_` and `check_replicas` treat them correctly.
+that checkpoints, `clip_grad_norm_` and `check_replicas` treat them correctly. Parameters stay the same objects: models that
+share one still do, and an optimiser made earlier moves it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,44 +20,69 @@ from ..nn.parameters.blocks import BlockParameter, BlockTensor, Spread
 from ..partition import Partition
 
 
-def replicate_state(model: torch.nn.Module, P: Partition) -> None:
-    """Replicate all parameters and buffers over the workers of `P`; a shared tensor stays shared."""
-    everywhere = P.grid.size == P.transport.size
-    kept: dict[int, tuple[Tensor, Tensor, Spread]] = {}  # the key is an id: the original must stay alive
-    for module in model.modules():
-        spreads: dict[str, Spread] = {}
-        every: tuple[dict[str, Any], ...] = module._parameters, module._buffers
-        for tensors in every:
-            for name, value in tensors.items():
-                if value is None or (tensors is module._buffers and everywhere and not is_deferred(value)):
-                    continue
+def replicate_parameters(models: Iterable[torch.nn.Module], P: Partition) -> None:
+    """Hold the parameters of models, which share them, on all workers of `P` and on no others; the objects stay the same.
+
+    Deferred ones, on workers that do not hold them, are replaced in all of these models.
+    """
+    kept: dict[int, tuple[Tensor, Tensor]] = {}  # the key is an id: the original must stay alive
+    for module in (module for model in models for module in model.modules()):
+        for name, value in module._parameters.items():
+            if value is not None:
                 if id(value) not in kept:
-                    kept[id(value)] = value, *_replicated(value, P)
-                _, tensors[name], spreads[name] = kept[id(value)]
+                    kept[id(value)] = value, _parameter_held_by(P, value)
+                module._parameters[name] = kept[id(value)][1]  # type: ignore[assignment]
+
+
+def _parameter_held_by(P: Partition, value: Tensor) -> Tensor:
+    spread = _spread(value, P)
+    if is_deferred(value):
+        value = BlockParameter(_no_block(value), value.requires_grad)
+    if type(value) is torch.nn.Parameter:
+        value.__class__ = BlockParameter  # a new object would not be the one that an optimiser has, or another model
+    if not P.active and value.numel():
+        value.data, value.grad = _nothing(spread.cut(value.data, P.transport.rank)).clone(), None
+    spread.label(cast(BlockParameter, value), P.transport)
+    return value
+
+
+def _no_block(value: Tensor) -> Tensor:
+    return _nothing(materialize_shard(value, (slice(0, 0),) * min(value.dim(), 1)).detach())
+
+
+def _spread(value: Tensor, P: Partition) -> Spread:
+    known = value.spread if isinstance(value, BlockParameter) else None
+    shape = tuple(value.shape) if known is None else known.shape
+    return Spread(P.grid, (None,) * len(shape), shape)
+
+
+def replicate_state(twin: torch.nn.Module, P: Partition) -> None:
+    """Let a copy of a model, which shares its parameters, hold its buffers and its state as blocks too."""
+    everywhere = P.grid.size == P.transport.size
+    kept: dict[int, tuple[Tensor, BlockTensor]] = {}
+    for module in twin.modules():
+        spreads = {name: _spread(value, P) for name, value in module._parameters.items() if value is not None}
+        for name, value in module._buffers.items():
+            if value is None or everywhere:
+                continue
+            spreads[name] = _spread(value, P)
+            if id(value) not in kept:
+                kept[id(value)] = value, _buffer_held_by(P, value, spreads[name])
+            module._buffers[name] = kept[id(value)][1]
         if spreads:
             module.__dict__["_spreads"] = spreads
             module._register_load_state_dict_pre_hook(partial(_cut, spreads, P.transport.rank))
             module._register_state_dict_hook(partial(_labelled, spreads, P.transport))
 
 
-def _replicated(value: Tensor, P: Partition) -> tuple[Tensor, Spread]:
-    """This worker's part of a tensor, and the tensor's `Spread`."""
-    transport = P.transport
-    spread = Spread(P.grid, (None,) * value.dim(), tuple(value.shape))
-    box = spread.block(transport.rank)
-    if is_deferred(value):
-        slices = box.slices if box is not None else (slice(0, 0),) * min(value.dim(), 1)
-        block = materialize_shard(value, slices).detach()
+def _buffer_held_by(P: Partition, value: Tensor, spread: Spread) -> BlockTensor:
+    if P.active:
+        block = value.data
     else:
-        block = value.data if box is not None else spread.cut(value.data, transport.rank).clone()
-    block = _nothing(block) if box is None else block
-    kept: BlockParameter | BlockTensor
-    if isinstance(value, torch.nn.Parameter):
-        kept = BlockParameter(block, value.requires_grad)
-    else:
-        kept = block.as_subclass(BlockTensor)
-    spread.label(kept, transport)
-    return kept, spread
+        block = _no_block(value) if is_deferred(value) else _nothing(spread.cut(value.data, P.transport.rank).clone())
+    held = block.as_subclass(BlockTensor)
+    spread.label(held, P.transport)
+    return held
 
 
 def _cut(spreads: dict[str, Spread], rank: int, state: dict[str, Any], prefix: str, *rest: object) -> None:

@@ -87,7 +87,7 @@ def step(task: PlannedStep, P_x: Partition) -> StepRecord:
     transport = P_x.transport
     assert isinstance(transport, CountingTransport)
     ledger, rank = transport.ledger, transport.rank
-    placed = distribute(task.model, P_x)
+    placed = distribute(copy.deepcopy(task.model), P_x)  # each worker has parameters of its own
     ledger.entries[rank].clear()
     layout = Layout.balanced(P_x.grid, task.shape)
     x = torch.empty(layout.block(rank).shape, dtype=task.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -130,7 +131,7 @@ def test_steps_of_a_unet_with_a_scaler(gridwise_setting: tuple[str, int]) -> Non
     P_x = partition({1: (1, 1, 1, 1), 2: (1, 1, 2, 1), 4: (1, 1, 2, 2)}[gridwise_setting[1]])
     torch.manual_seed(0)
     sequential = UNet()
-    model = gridwise.distribute(sequential, P_x)
+    model = gridwise.distribute(copy.deepcopy(sequential), P_x)
     losses = nn.CrossEntropyLoss(), gridwise.nn.DistributedCrossEntropyLoss(P_x)
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (sequential, model)]
     options = {"init_scale": 256.0, "growth_interval": 2}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from contextlib import nullcontext
 
 import pytest
@@ -193,7 +194,7 @@ def test_a_worker_outside_gets_as_many_outputs_as_the_others():
 def test_a_checkpointed_model_with_an_empty_output_on_one_worker(first):
     torch.manual_seed(0)
     P, sequential = rows(), nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(3, 2, 1)).double()
-    model, x = gridwise.distribute(sequential, P), torch.randn(1, 3, 2, 6, dtype=torch.float64)
+    model, x = gridwise.distribute(copy.deepcopy(sequential), P), torch.randn(1, 3, 2, 6, dtype=torch.float64)
     whole, mine = x.clone().requires_grad_(), block(x, P).requires_grad_()
     sequential(whole).square().sum().backward()
     if first == "plain":
@@ -224,7 +225,7 @@ class Scaled(nn.Module):
 @workers(2)
 def test_layers_of_sizes_that_do_not_come_back_are_not_kept():
     P, sequential = rows(), Scaled()
-    model = gridwise.distribute(sequential, P)
+    model = gridwise.distribute(copy.deepcopy(sequential), P)
     modules = len(list(model.modules()))
     sizes = [*range(4, 84, 2), *range(56, 84, 2), 4, 82, 4, 78]
     for n in sizes:
@@ -238,7 +239,7 @@ def test_layers_of_sizes_that_do_not_come_back_are_not_kept():
 @workers(2)
 def test_a_run_that_fails_leaves_the_kept_ones():
     P, sequential = rows(), nn.Sequential(Scaled(), nn.AvgPool2d(2))
-    model = gridwise.distribute(sequential, P)
+    model = gridwise.distribute(copy.deepcopy(sequential), P)
     model(torch.ones(1, 1, 2, 4))
     handle = model.get_submodule("1").register_forward_pre_hook(lambda module, input: 1 / 0)
     for n in range(3, 3 + PLANS_KEPT):

@@ -118,7 +118,7 @@ class Scaled(torch.nn.Module):
 def test_a_copy_of_a_model_holds_its_own_parameters_alike():
     torch.manual_seed(0)
     sequential, P = Scaled(), grid(1, 1, 2, ranks=[0, 1])
-    twin = copy.deepcopy(gridwise.distribute(sequential, P))
+    twin = copy.deepcopy(gridwise.distribute(copy.deepcopy(sequential), P))
     twin.load_state_dict(sequential.state_dict())
     assert twin.scale.numel() == (2 if P.active else 0)
     assert all(isinstance(value, BlockTensor | BlockParameter) for value in twin.state_dict().values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from typing import Any
 
@@ -225,7 +226,7 @@ def test_nearest_rows_are_those_of_torchs_kernel_for_the_whole(shape: Any, facto
     for mode in ("nearest", "nearest-exact"):
         options: dict[str, Any] = {"scale_factor": factors, "mode": mode}
         layer, sequential = nn.DistributedUpsample(P_x, **options), torch.nn.Upsample(**options)
-        model = gridwise.distribute(sequential, P_x)
+        model = gridwise.distribute(copy.deepcopy(sequential), P_x)
         x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
         for format in (torch.contiguous_format, LAST.get(x.dim(), torch.contiguous_format), torch.contiguous_format):
             whole = x.contiguous(memory_format=format)

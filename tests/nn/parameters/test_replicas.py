@@ -95,7 +95,7 @@ def test_replicas_of_a_model_are_compared_at_first_and_after_loading():
         (True, lambda model: model.load_state_dict({**model.state_dict(), "0.bias": torch.full((4,), float(P.rank))})),
         (True, lambda model: setattr(part(model, 0), "bias", torch.nn.Parameter(torch.full((4,), float(P.rank))))),
     ):
-        model = gridwise.distribute(sequential, P)
+        model = gridwise.distribute(copy.deepcopy(sequential), P)
         if is_called_before:
             model(x)
         change(model)

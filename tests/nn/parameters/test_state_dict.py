@@ -120,7 +120,7 @@ def test_the_whole_state_of_a_model_loads_into_the_sequential_one(worker):
     sequential.norm.running_mean += torch.arange(6)
     sequential.norm.num_batches_tracked += 7
     size = min(world.size, 3)  # with 4 workers, one is outside
-    model = gridwise.distribute(sequential, grid(1, size, 1, 1))
+    model = gridwise.distribute(copy.deepcopy(sequential), grid(1, size, 1, 1))
     by_hand = torch.nn.Sequential(nn.DistributedConv2d(grid(1, size, 1, 1), 2, 6, 3), torch.nn.Linear(2, 2))
     by_hand.bfloat16()
     root = world.size - 1 if worker == "last" else None

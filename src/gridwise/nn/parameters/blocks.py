@@ -79,6 +79,7 @@ class Spread:
         everywhere = self.layout.grid.size == 1 and self.holders.size == transport.size
         tensor.placement = None if everywhere else self.layout
         tensor.block = None if everywhere else self.block(transport.rank)
+        tensor.spread = self
 
 
 class _Labelled(Tensor):
@@ -86,6 +87,8 @@ class _Labelled(Tensor):
 
     placement: Layout | None = None
     block: Box | None = None
+    spread: Spread | None = None
+    """Who holds it, and how it is cut."""
 
     @property
     def layout(self) -> torch.layout:
@@ -162,7 +165,7 @@ def placement_of(x: object) -> Layout | None:
 
 def labelled(tensor: Labelled, like: BlockTensor | BlockParameter) -> Labelled:
     """`tensor` with the placement and the block of another."""
-    tensor.placement, tensor.block = like.placement, like.block
+    tensor.placement, tensor.block, tensor.spread = like.placement, like.block, like.spread
     return tensor
 
 

@@ -230,6 +230,47 @@ def split_and_stack() -> nn.Module:
 
 
 @case
+def spectra() -> nn.Module:
+    w = torch.rand(3, 9, 9)
+    square = w[0] @ w[0].t()
+    return Holder(
+        values=torch.linalg.svdvals(w), eigen=torch.linalg.eigvalsh(square), cond=torch.linalg.cond(w),
+        rank=torch.linalg.matrix_rank(w),
+        nuclear=square.norm("nuc"), largest=torch.linalg.matrix_norm(w, 2), wanted=torch.linalg.svdvals(nn.Parameter(square)),
+    )  # fmt: skip
+
+
+@case
+def results_that_the_cpu_lays_out_in_its_own_way() -> nn.Module:
+    images = torch.rand(2, 3, 4, 6)
+    u, s, vh = torch.linalg.svd(images[0], full_matrices=False)
+    eigenvalues, eigenvectors = torch.linalg.eig(images[..., :4])
+    pooled, places = nn.functional.max_pool2d(images.to(memory_format=torch.channels_last), 2, return_indices=True)
+    ones = torch.ones(3)
+    return Holder(
+        u=u, s=s, vh=vh, eigenvalues=eigenvalues, eigenvectors=eigenvectors, fourier=torch.fft.rfft2(images),
+        found=torch.nonzero_static(images, size=4), unpooled=nn.functional.max_unpool2d(pooled, places, 2),
+        normed=list(torch.native_batch_norm(images, ones, ones, ones, ones, False, 0.1, 1e-5)),
+    )  # fmt: skip
+
+
+@case
+def masked_attention() -> nn.Module:
+    q, k, v = torch.randn(3, 2, 4, 8, 16).unbind()
+    mask = torch.ones(8, 8, dtype=torch.bool).tril()
+    attend = nn.functional.scaled_dot_product_attention
+    return Holder(a=attend(q, k, v, attn_mask=mask), b=attend(q, k, v, dropout_p=0.3), after=torch.rand(2))
+
+
+@case
+def gradients_through_what_was_read() -> nn.Module:
+    weight, row = nn.Parameter(torch.rand(4, 4)), nn.Parameter(torch.rand(4))
+    return Holder(
+        weight=weight, row=row, large=weight[weight > 0.5], product=row @ weight, pairs=torch.combinations(row)
+    )
+
+
+@case
 def apply_init() -> nn.Module:
     def init(module: nn.Module) -> None:
         if isinstance(module, nn.Linear):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 import pickle
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gridwise.errors import FakeTensorError
 from gridwise.fake import fake_mode, is_fake, meta_like
@@ -251,3 +253,33 @@ def test_loading_a_file_gives_fakes() -> None:
         weight = torch.load(file)["weight"]
     assert is_fake(weight)
     assert (weight.shape, weight.storage_offset()) == ((3, 3), 3)
+
+
+def _statistics(dtype: torch.dtype, weights: torch.dtype) -> list[Tensor]:
+    x, one, five = torch.ones(4, 3, 5, dtype=dtype), torch.ones(3, dtype=weights), torch.ones(5, dtype=weights)
+    found = [torch.native_layer_norm(x, [5], five, five, 1e-5)]
+    for training in (False, True):
+        found.append(torch.native_batch_norm(x, one, one, one.clone(), one.clone(), training, 0.1, 1e-5))
+        found.append(torch._native_batch_norm_legit(x, one, one, one.clone(), one.clone(), training, 0.1, 1e-5))
+    return [tensor for each in found for tensor in each]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        *(
+            partial(_statistics, *dtypes)
+            for dtypes in itertools.combinations_with_replacement((torch.bfloat16, torch.float32), 2)
+        ),
+        lambda: list(torch.linalg.svd(torch.ones(2, 5, 3))),
+        lambda: list(torch.linalg.eig(torch.ones(2, 3, 3))),
+        lambda: [torch.fft.rfft2(torch.ones(4, 3, 5)), torch.fft.hfft2(torch.ones(3, 5, dtype=torch.complex64))],
+        lambda: [torch.nonzero_static(torch.ones(3, 2), size=4)],
+        lambda: list(torch.svd_lowrank(torch.ones(6, 5), 2)),
+    ],
+)
+def test_geometry_is_that_of_the_cpu(call: Callable[[], list[Tensor]]) -> None:
+    with fake_mode():
+        fakes = call()
+    for fake, real in zip(fakes, call(), strict=True):
+        assert (fake.shape, fake.dtype, fake.stride()) == (real.shape, real.dtype, real.stride())

@@ -14,14 +14,17 @@ from gridwise.deferred_init.blocks import reason_for_whole as block_reason
 from gridwise.deferred_init.materializing import (
     block_for,
     check_ours,
+    deferred_inside,
     is_pending,
     make_blocks,
+    make_inside_real,
     make_real,
     real_of,
     uninitialized,
 )
 from gridwise.deferred_init.random.streams import watched
 from gridwise.deferred_init.recording.recorder import RECORDER
+from gridwise.deferred_init.recording.whole_functions import recorded_whole
 from gridwise.deferred_init.sharding import Layout, Slices, box_of, check_layout, slices_for
 from gridwise.errors import DeferredInitError, PartitionError
 from gridwise.fake.mode import FakeFactories
@@ -69,7 +72,12 @@ def deferred_init(module_fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) 
         if RECORDER.counter is not None:
             return module_fn(*args, **kwargs)
         try:
-            with watched(RECORDER.begin()), parameters_of(RECORDER), FakeFactories(RECORDER):
+            with (
+                watched(RECORDER.begin()),
+                recorded_whole(RECORDER),
+                parameters_of(RECORDER),
+                FakeFactories(RECORDER),
+            ):
                 return module_fn(*args, **kwargs)
         finally:
             RECORDER.end()
@@ -89,9 +97,10 @@ def is_deferred(obj: Tensor | nn.Module) -> bool:
     (True, False)
     """
     if isinstance(obj, nn.Module):
-        return any(is_pending(t) for m in obj.modules() for t in (*m._parameters.values(), *m._buffers.values()))
+        tensors = [t for m in obj.modules() for t in (*m._parameters.values(), *m._buffers.values())]
+        return any(is_pending(t) or any(deferred_inside(t)) for t in tensors)
     if isinstance(obj, Tensor):
-        return is_pending(obj) and real_of(obj) is obj
+        return (is_pending(obj) and real_of(obj) is obj) or any(deferred_inside(obj))
     raise ValueError("`obj` must be of type `Tensor` or `Module`.")
 
 
@@ -115,6 +124,7 @@ def materialize_tensor(tensor: Tensor) -> Tensor:
     check_ours(tensor)
     if isinstance(tensor, FakeUninitialized):
         return uninitialized(tensor)
+    make_inside_real(deferred_inside(tensor))
     make_real([tensor])
     return real_of(tensor)
 
@@ -145,6 +155,11 @@ def materialize_shard(tensor: Tensor, slices: Slices) -> Tensor:
     _check_tensor(tensor)
     check_ours(tensor)
     tensor = real_of(tensor)
+    if any(deferred_inside(tensor)):
+        raise DeferredInitError(
+            f"materialize_shard: the {type(tensor).__name__} holds this worker's part of a deferred tensor already.",
+            fix="materialize_tensor makes that part real.",
+        )
     box = box_of(slices, tensor.shape, "the tensor")
     if isinstance(tensor, FakeTensor):
         return block_for(tensor, box)
@@ -213,6 +228,13 @@ def materialize_module(
         raise TypeError(f"`module` has to be a `Module`, it is a {type(module).__name__}: see materialize_tensor.")
     chosen = [m for m in _children_first(module) if check_fn is None or check_fn(m)]
     chosen = [m for m in chosen if not _is_scripted(m, buffers_only)]
+    parts = [part for m in chosen for part in _deferred_parts(m, buffers_only)]
+    if parts and layout is not None:
+        raise PartitionError(
+            "materialize_module: `layout` was given, and the module's tensors are cut already, by `fully_shard` for example.",
+            fix="leave out `layout`: what is made are the parts.",
+        )
+    make_inside_real(parts)
     targets = [(m, place, name) for m in chosen for place, name in _deferred_places(m, buffers_only)]
     if not targets and layout is None:
         return
@@ -295,6 +317,12 @@ def _children_first(module: nn.Module) -> Iterator[nn.Module]:
             yield m
 
     return walk(module)
+
+
+def _deferred_parts(module: nn.Module, buffers_only: bool) -> Iterator[tuple[Tensor, str]]:
+    """The deferred parts of a module's tensors that are cut."""
+    for tensor in (*(() if buffers_only else module._parameters.values()), *module._buffers.values()):
+        yield from deferred_inside(tensor)
 
 
 def _deferred_places(module: nn.Module, buffers_only: bool) -> Iterator[tuple[Any, Any]]:

@@ -44,6 +44,25 @@ def is_pending(tensor: object) -> bool:
     return isinstance(tensor, FakeTensor | FakeUninitialized) and tensor.dispatcher is RECORDER
 
 
+def deferred_inside(tensor: object) -> Iterator[tuple[Tensor, str]]:
+    """Where a tensor that is made of others, such as a DTensor of `fully_shard`, holds deferred ones: (owner, attribute)."""
+    if isinstance(tensor, Tensor) and hasattr(type(tensor), "__tensor_flatten__"):
+        for name in tensor.__tensor_flatten__()[0]:  # type: ignore[attr-defined]
+            inner = getattr(tensor, name)
+            if is_pending(inner):
+                yield tensor, name
+            else:
+                yield from deferred_inside(inner)
+
+
+def make_inside_real(places: Iterable[tuple[Tensor, str]]) -> None:
+    """Make these deferred tensors inside others real."""
+    held = list(places)
+    make_real([getattr(owner, name) for owner, name in held])
+    for owner, name in held:
+        setattr(owner, name, real_of(getattr(owner, name)))
+
+
 def check_ours(tensor: Tensor, name: str = "") -> None:
     if isinstance(tensor, FakeTensor | FakeUninitialized) and tensor.dispatcher is not RECORDER:
         raise DeferredInitError(

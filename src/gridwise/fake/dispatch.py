@@ -21,6 +21,7 @@ from torch._ops import OpOverload
 
 from gridwise.errors import FakeTensorError
 from gridwise.fake.geometry import META, Geometry, storage_copy, with_geometry, without_data
+from gridwise.fake.meta_device import corrected, pretended_device
 from gridwise.fake.nested import Args, Kwargs, mapped, tensors_in
 from gridwise.fake.tensor import FakeTensor, make_fake
 
@@ -117,7 +118,7 @@ class FakeDispatcher:
             self.refuse(op, "needs the data of a fake tensor, and a fake has none")
         device = self.device_of(op, args, kwargs)
         try:
-            result = self.on_meta(func, op, args, kwargs)
+            result = self.on_meta(func, op, args, kwargs, device)
         except NotImplementedError as error:
             self.refuse(op, "has no meta kernel in this torch, so the shape of its result is unknown", error)
         if op.returns_written:
@@ -159,7 +160,8 @@ class FakeDispatcher:
                 fix="use fake_mode(fake_cuda=True) to pretend that it has.",
             )
 
-    def on_meta(self, func: OpOverload, op: OperatorSchema, args: Args, kwargs: Kwargs) -> Any:
+    def on_meta(self, func: OpOverload, op: OperatorSchema, args: Args, kwargs: Kwargs, device: torch.device) -> Any:
+        """The result of the meta kernel, which writes the geometry of what it reshapes into the fakes."""
         out = kwargs.get("out")  # torch resizes `out` to fit the result
         reshaped = args[0] if op.reshapes else out if isinstance(out, FakeTensor) else None
         if isinstance(reshaped, FakeTensor):
@@ -175,7 +177,8 @@ class FakeDispatcher:
             if not isinstance(tensor, FakeTensor):
                 self.refuse(op, "would write fake values into a real tensor")
         try:
-            result = func(*meta_args, **meta_kwargs)
+            with pretended_device(device):
+                result = corrected(func, meta_args, func(*meta_args, **meta_kwargs), device)
         except RuntimeError as error:
             if "no fake impl registered" in str(error) or "data is not allocated yet" in str(error):  # custom operators
                 raise NotImplementedError(str(error)) from error

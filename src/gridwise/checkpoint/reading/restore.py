@@ -42,7 +42,8 @@ from ..state.local_blocks import (
     layout_of,
     local_tensor,
     materialize_rest,
-    place_like,
+    of_the_same_kind,
+    on_this_worker,
 )
 from ..state.per_worker import PerWorker
 from ..state.plain_tensors import plain_of
@@ -184,16 +185,12 @@ class _StatePlanner(OptimiserPlanner):
         stored = self.stored(key)
         layout = layout_of(value)
         self.check_fits(key, stored, tuple(value.shape) if layout is None else layout.global_shape, value.dtype)
-        box = None
-        shape = tuple(value.shape)
-        if layout is not None:
-            box = layout.block(self.rank) if self.rank in layout.grid else getattr(value, "block", None)
-            shape = box.shape if box is not None else (0,)
+        box, shape = on_this_worker(value, key, self.rank)
         device = torch.device("cpu") if value.device.type == "meta" else value.device
         data = torch.empty(shape, dtype=value.dtype, device=device)
         if math.prod(shape):
             self.want(key, stored, data, box, fresh=True)
-        return _like(value, data)
+        return of_the_same_kind(value, data)
 
     # Modules
 
@@ -254,17 +251,6 @@ class _StatePlanner(OptimiserPlanner):
             below = next((head for head in heads if all(f"{head}/{name}" in stored for name in expected)), None)
             fix = f"it was saved below {below!r}: load(path, into={{{below!r}: ...}})." if below else ""
             raise CheckpointMismatch(f"{what} at {key or 'the top'!r} does not fit the checkpoint.", lines, fix)
-
-
-def _like(value: Tensor, data: Tensor) -> Tensor:
-    """`data` as the same kind of tensor as `value`: if a parameter, with its placement and block."""
-    if not isinstance(value, torch.nn.Parameter):
-        return data
-    kind = type(value) if layout_of(value) is not None else torch.nn.Parameter
-    new = kind(data, requires_grad=value.requires_grad)
-    if layout_of(value) is not None:
-        place_like(new, value)
-    return new
 
 
 def _as_before(before: object, saved: object) -> Any:

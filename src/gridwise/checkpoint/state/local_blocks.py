@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ... import deferred_init
-from ...deferred_init.materializing import put_in_place
+from ...deferred_init.materializing import deferred_inside, put_in_place
 from ...errors import CheckpointMismatch
 from ...grid import Box, Layout, Shape
 from ..format.manifest import CODES
@@ -79,7 +79,7 @@ def local_tensor(x: Tensor, key: str, rank: int) -> LocalTensor:
     if code is None:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in CODES)
         raise CheckpointMismatch(f"{key!r} has the dtype {dtype}, which cannot be stored.\n  fix: one of {known}.")
-    if DTensor is not None and isinstance(x, DTensor):
+    if _is_dtensor(x):
         return _local_dtensor(x, key, code)
     if _is_sharded(x):
         return _local_sharded(x, code)
@@ -190,7 +190,41 @@ def is_deferred(x: object) -> bool:
 
 def in_place_of(x: Tensor, made: Tensor) -> Tensor:
     """The tensor that replaces the deferred `x`: `x` itself, made real in place; for a meta tensor, `made`."""
-    return made if x.is_meta else put_in_place(x, made)
+    if x.is_meta:
+        return made
+    for owner, name in deferred_inside(x):  # a DTensor
+        setattr(owner, name, put_in_place(getattr(owner, name), getattr(made, name)))
+    return put_in_place(x, made)
+
+
+def on_this_worker(x: Tensor, key: str, rank: int) -> tuple[Box | None, tuple[int, ...]]:
+    """Which box of the global tensor this worker holds of a deferred one (None: all of it, or none), and its shape."""
+    if _is_dtensor(x):
+        parts = _local_dtensor(x, key, "").parts
+        return (parts[0].box if parts else None), tuple(x.to_local().shape)
+    layout = layout_of(x)
+    if layout is None:
+        return None, tuple(x.shape)
+    box = layout.block(rank) if rank in layout.grid else getattr(x, "block", None)
+    return box, box.shape if box is not None else (0,)
+
+
+def of_the_same_kind(x: Tensor, data: Tensor) -> Tensor:
+    """`data` as the same kind of tensor as the deferred `x`: a DTensor, or a parameter with its placement and block."""
+    if _is_dtensor(x):
+        where = (x.device_mesh, x.placements)
+        data = DTensor.from_local(data, *where, run_check=False, shape=x.shape, stride=x.stride())
+    if not isinstance(x, torch.nn.Parameter):
+        return data
+    kind = type(x) if layout_of(x) is not None else torch.nn.Parameter
+    new = kind(data, requires_grad=x.requires_grad)
+    if layout_of(x) is not None:
+        place_like(new, x)
+    return new
+
+
+def _is_dtensor(x: object) -> TypeGuard[DTensor]:
+    return DTensor is not None and isinstance(x, DTensor)
 
 
 def materialize_rest(module: torch.nn.Module) -> None:

@@ -2,5 +2,6 @@
 
 recorder, tape   writes the tape; its contents
 marking          where random operators start to draw
+whole_functions  functions of torch that are one operator on the tape
 replaying        runs the part of the tape that is needed
 """

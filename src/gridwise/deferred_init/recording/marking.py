@@ -76,13 +76,13 @@ def _mark_by_drawing(node: TapeNode, args: Args, kwargs: Kwargs, source: torch.G
     on_cpu = source.device.type == "cpu"
     mark = Mark(stream, 0, stream.first_sample() if on_cpu else None, None, None if on_cpu else source.device)
     filled = args[0] if node.func in OVERWRITES else kwargs.get("out")  # only its geometry matters
-    read = [t for t in tensors_in(args) if isinstance(t, FakeTensor) and t is not filled]
-    reals = iter(replay([t.value for t in read]))
+    read = {id(t): t for t in tensors_in(args, kwargs) if isinstance(t, FakeTensor) and t is not filled}
+    reals = dict(zip(read, replay([t.value for t in read.values()]), strict=True))
 
     def stand_in(item: object) -> object:
         if item is filled and isinstance(item, FakeTensor):
             return torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device=device)
-        return next(reals) if isinstance(item, FakeTensor) else item
+        return reals.get(id(item), item)
 
     given = mapped(stand_in, {name: item for name, item in kwargs.items() if name != "generator"})
     with replaying():

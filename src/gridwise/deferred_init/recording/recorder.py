@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch.utils._python_dispatch import _disable_current_modes
 
 from gridwise.deferred_init.random.streams import DrawCounter, generator_for
 from gridwise.deferred_init.recording.marking import FILLS, OVERWRITES, mark_for
@@ -28,9 +29,11 @@ from gridwise.fake.dispatch import (
     needs_data,
     operator,
     returned,
+    to_meta,
     written_by,
 )
 from gridwise.fake.geometry import Geometry, geometry, storage_copy, with_geometry, without_data
+from gridwise.fake.meta_device import pretended_device
 from gridwise.fake.nested import Args, Kwargs, mapped, tensors_in
 from gridwise.fake.tensor import FakeTensor, make_fake
 
@@ -79,7 +82,7 @@ class Recorder(FakeDispatcher):
         device = self.device_of(op, args, kwargs)
         sizes = _storage_sizes(op, args, kwargs) if op.reshapes or "out" in kwargs else []
         try:
-            result = self.on_meta(func, op, args, kwargs)
+            result = self.on_meta(func, op, args, kwargs, device)
         except NotImplementedError as error:  # no meta kernel
             if op.written:
                 self.refuse(op, "writes in place and has no meta kernel in this torch, so it cannot be recorded", error)
@@ -108,6 +111,13 @@ class Recorder(FakeDispatcher):
             if kwargs.get("generator") is not None:
                 kwargs = {**kwargs, "generator": generator_for(kwargs["generator"], torch.device("cpu"))}
         return func(*args, **kwargs)
+
+    def run_whole(self, function: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
+        """The result of a function of torch, recorded as one operator, without gradients."""
+        device = next(x for x in tensors_in(args, kwargs) if isinstance(x, FakeTensor)).given_device
+        with _disable_current_modes(), pretended_device(device):
+            result = function(*mapped(to_meta, args), **mapped(to_meta, kwargs))
+        return self.remember(result, device, (), {}, TapeNode(function, mapped(record, args), mapped(record, kwargs)))
 
     def pinned(self, kwargs: Kwargs, args: Args, result: object, device: torch.device) -> Kwargs:
         """The arguments with current defaults made explicit, so that a replay does not depend on when it happens."""
@@ -154,6 +164,12 @@ class Recorder(FakeDispatcher):
         real_args, real_kwargs = mapped(lambda x: next(reals) if isinstance(x, FakeTensor) else x, (args, kwargs))
         with torch.no_grad():
             result = self.run_real(func, real_args, real_kwargs)
+        made = list(tensors_in(result))
+        plain = all(x.layout == torch.strided for x in tensors_in(args, kwargs, result))
+        if made and plain and _is_differentiated(op, args, kwargs):
+            node = TapeNode(func, mapped(record, args), mapped(record, kwargs))  # a constant would have no gradient
+            metas = mapped(lambda x: without_data(x) if isinstance(x, Tensor) else x, result)
+            return self.remember(metas, made[0].device, (), {}, node)
         return mapped(lambda x: self.constant(x) if isinstance(x, Tensor) and x.layout == torch.strided else x, result)
 
     def constant(self, real: Tensor) -> FakeTensor:
@@ -191,7 +207,7 @@ class Recorder(FakeDispatcher):
 
     def part_from_aliases(self, fake: FakeTensor) -> None:
         super().part_from_aliases(fake)
-        fake.value = TapeNode(aten.detach.default, (fake.value,), {}).output(fake.value.cell, fake.meta)
+        fake.value = TapeNode(aten.alias.default, (fake.value,), {}).output(fake.value.cell, fake.meta)
 
     # -- errors
 
@@ -266,3 +282,10 @@ def _is_dense(stride: tuple[int, ...], shape: torch.Size) -> bool:
             return False
         expected *= size
     return True
+
+
+def _is_differentiated(op: OperatorSchema, args: Args, kwargs: Kwargs) -> bool:
+    """Whether autograd records the operator, so that its result is a function of arguments that become real later."""
+    if op.random or op.written or not torch.is_grad_enabled():
+        return False
+    return any(x.requires_grad for x in tensors_in(args, kwargs) if isinstance(x, FakeTensor))

@@ -80,3 +80,31 @@ def test_retained_graphs_can_be_used_again() -> None:
     once = model.weight.grad.clone()  # type: ignore[union-attr]
     y.backward()
     torch.testing.assert_close(model.weight.grad, 2 * once)
+
+
+class UNet(nn.Module):
+    """Two levels, whatever the norm."""
+
+    def __init__(self, norm: type[nn.Module], c: int = 4) -> None:
+        super().__init__()
+
+        def block(given: int, made: int) -> nn.Sequential:
+            return nn.Sequential(nn.Conv2d(given, made, 3, padding=1), norm(made), nn.LeakyReLU(0.1))
+
+        self.down, self.deep, self.join = block(3, c), block(c, 2 * c), block(2 * c, c)
+        self.up, self.last = nn.ConvTranspose2d(2 * c, c, 2, stride=2), nn.Conv2d(c, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        top = self.down(x)
+        deep = self.deep(F.max_pool2d(top, 2))
+        return self.last(self.join(torch.cat([self.up(deep), top], 1)))
+
+
+def group_norm(channels: int) -> nn.GroupNorm:
+    return nn.GroupNorm(2, channels)
+
+
+@pytest.mark.parametrize("mode", [True, False])
+@pytest.mark.parametrize("norm", [nn.InstanceNorm2d, nn.BatchNorm2d, group_norm])
+def test_norms_have_the_statistics_of_the_whole_and_update_buffers_once(norm: type[nn.Module], mode: bool) -> None:
+    check(UNet(norm).double().train(mode), torch.randn(2, 3, 24, 28).double())

@@ -169,7 +169,7 @@ class ToTarget(StoredArray):
         self.target[box.slices if box.start else ...] = (data.float() if data.dtype == torch.bfloat16 else data).numpy()
 
 
-class Both(StoredArray):
+class ReadableTarget(StoredArray):
     """An array that is read, and a target that gets the same."""
 
     def __init__(self, own: StoredArray, target: StoredArray) -> None:

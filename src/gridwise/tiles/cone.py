@@ -15,14 +15,14 @@ from itertools import pairwise, product
 
 from ..grid import Box, Cuts, Shape
 from ..operators.on_boxes import Collecting
-from .graph import Operation, Value, Whole
+from .graph import GlobalValue, Operation, Whole
 
 
 @dataclass(frozen=True)
 class Argument:
     """An input of a step: the part `slices` of what is at hand of a value, or all of it; or nothing of it."""
 
-    value: Value
+    value: GlobalValue
     slices: tuple[slice, ...] | None = None
     empty: Shape | None = None
     """The shape of what is needed, if that has no elements."""
@@ -35,7 +35,7 @@ class TileStep:
     operation: Operation
     box: Box
     arguments: tuple[Argument, ...]
-    frees: tuple[Value, ...]
+    frees: tuple[GlobalValue, ...]
     """Values that nothing later in the tile needs."""
 
 
@@ -44,7 +44,7 @@ class Tile:
     """All that one tile reads and computes."""
 
     box: Box
-    reads: tuple[tuple[Value, Box], ...]
+    reads: tuple[tuple[GlobalValue, Box], ...]
     steps: tuple[TileStep, ...]
     collected: tuple[tuple[Operation, tuple[Argument, ...]], ...]
     """The inputs of each collecting operation for this tile's box."""
@@ -56,12 +56,12 @@ class Stage:
 
     shape: Shape
     """What is cut into tiles."""
-    roots: tuple[Value, ...]
+    roots: tuple[GlobalValue, ...]
     """The values that are stored; all of this shape."""
     collects: tuple[Operation, ...]
     operations: tuple[Operation, ...]
     """What computes them, in order."""
-    reads: tuple[Value, ...]
+    reads: tuple[GlobalValue, ...]
     """What is read: stored values, inputs and parameters."""
     whole: Operation | None = None
     """The operation, if it is one that is computed whole."""
@@ -89,9 +89,9 @@ class Stage:
             self._tiles[key] = [self.tile(box) for box in boxes_of(self.shape, key)]
         return self._tiles[key]
 
-    def hulls(self, box: Box) -> dict[Value, Box]:
+    def hulls(self, box: Box) -> dict[GlobalValue, Box]:
         """What a tile needs of each value."""
-        found: dict[Value, Box] = {}
+        found: dict[GlobalValue, Box] = {}
         for root in self.roots:
             _need(found, root, box)
         for each in self.collects:
@@ -110,7 +110,7 @@ class Stage:
     def tile(self, box: Box) -> Tile:
         found = self.hulls(box)
         needed = {*self.roots, *(value for each in self.collects for value in each.inputs)}
-        later: set[Value] = set(needed)
+        later: set[GlobalValue] = set(needed)
         steps: list[TileStep] = []
         for operation in reversed(self.operations):
             own = _hull_of(found, operation)
@@ -123,13 +123,13 @@ class Stage:
         reads = tuple((value, found[value]) for value in self.reads)
         return Tile(box, reads, tuple(reversed(steps)), collected)
 
-    def _arguments(self, operation: Operation, box: Box, found: dict[Value, Box]) -> tuple[Argument, ...]:
+    def _arguments(self, operation: Operation, box: Box, found: dict[GlobalValue, Box]) -> tuple[Argument, ...]:
         if not box.volume and box.start:
             return tuple(Argument(value, None, nothing(value).shape) for value in operation.inputs)
         needs = operation.needs(box)
         return tuple(_part(value, need, found[value]) for value, need in zip(operation.inputs, needs, strict=True))
 
-    def flops(self, hulls: dict[Value, Box]) -> float:
+    def flops(self, hulls: dict[GlobalValue, Box]) -> float:
         """About how many operations a tile takes."""
         return sum(each.operator.flops * _hull_of(hulls, each).volume for each in self.operations)
 
@@ -139,11 +139,11 @@ class Stage:
         return sum(each.flops for each in self.operations)
 
 
-def stage_of(roots: Iterable[Value], collects: Iterable[Operation], kept: Collection[Value]) -> Stage:
+def stage_of(roots: Iterable[GlobalValue], collects: Iterable[Operation], kept: Collection[GlobalValue]) -> Stage:
     """The stage that computes these from values that are `kept`."""
     roots, collects = tuple(roots), tuple(collects)
     operations: dict[Operation, None] = {}
-    reads: dict[Value, None] = {}
+    reads: dict[GlobalValue, None] = {}
     left = [root.by for root in roots]
     left += [value.by for each in collects for value in each.inputs if value not in kept and value not in roots]
     for each in collects:
@@ -181,12 +181,12 @@ def boxes_of(shape: Shape, counts: Sequence[int]) -> Iterator[Box]:
     return (Box.of_intervals(each) for each in product(*lines))
 
 
-def nothing(value: Value) -> Box:
+def nothing(value: GlobalValue) -> Box:
     zeros = (0,) * len(value.shape)
     return Box(zeros, zeros)
 
 
-def _need(found: dict[Value, Box], value: Value, box: Box) -> None:
+def _need(found: dict[GlobalValue, Box], value: GlobalValue, box: Box) -> None:
     """Add a need of a value to those that are known."""
     known = found.get(value)
     found[value] = box if known is None else hull(known, box)
@@ -201,7 +201,7 @@ def hull(a: Box, b: Box) -> Box:
     return Box(tuple(map(min, a.start, b.start)), tuple(map(max, a.stop, b.stop)))
 
 
-def _hull_of(found: dict[Value, Box], operation: Operation) -> Box:
+def _hull_of(found: dict[GlobalValue, Box], operation: Operation) -> Box:
     """The box on which an operation is computed: the hull of what is needed of its outputs."""
     boxes = [found[value] for value in operation.outputs if value in found]
     own = boxes[0]
@@ -210,7 +210,7 @@ def _hull_of(found: dict[Value, Box], operation: Operation) -> Box:
     return own
 
 
-def _part(value: Value, need: Box, at_hand: Box) -> Argument:
+def _part(value: GlobalValue, need: Box, at_hand: Box) -> Argument:
     if need.start and not need.volume:
         return Argument(value, None, need.shape)
     if need == at_hand:

@@ -23,7 +23,7 @@ from ..models.random import RandomStream
 from ..operators.on_boxes import Collecting
 from .arrays import InMemory, StoredArray, made
 from .cone import Argument, Stage, Tile
-from .graph import Operation, Value
+from .graph import GlobalValue, Operation
 from .schedule import Schedule
 
 
@@ -36,7 +36,7 @@ class Store:
     folder: Path | None = None
     """None: in memory."""
 
-    def new(self, value: Value, zeros: bool = False) -> StoredArray:
+    def new(self, value: GlobalValue, zeros: bool = False) -> StoredArray:
         small = value.nbytes <= SMALL
         if small and self.device.type != "cpu":
             return InMemory(torch.zeros(value.shape, dtype=value.spec.dtype, device=self.device))
@@ -56,7 +56,7 @@ class Execution:
 
     schedule: Schedule
     store: Store
-    arrays: dict[Value, StoredArray]
+    arrays: dict[GlobalValue, StoredArray]
     """Those of inputs, parameters, buffers, constants and of the outputs that have a target; then all others."""
     stream: RandomStream
     keeps: bool
@@ -113,16 +113,16 @@ class Execution:
         if self.progress is not None:
             self.progress(self._done, stage.name)
 
-    def _release(self, values: Sequence[Value]) -> None:
+    def _release(self, values: Sequence[GlobalValue]) -> None:
         for value in values:
             self.arrays.pop(value).release()
 
-    def _read(self, value: Value, box: Any) -> Tensor:
+    def _read(self, value: GlobalValue, box: Any) -> Tensor:
         return self.arrays[value].read(value.box if box is None else box, self.store.device)
 
     # A tile
 
-    def _compute(self, tile: Tile, held: dict[Value, Tensor], upto: int | None = None) -> None:
+    def _compute(self, tile: Tile, held: dict[GlobalValue, Tensor], upto: int | None = None) -> None:
         """Run the steps of a tile on what is `held`, to which their results are added."""
         for step in tile.steps[:upto]:
             operation, box = step.operation, step.box
@@ -152,9 +152,9 @@ class Execution:
 
     # Backward
 
-    def backward(self, cotangents: Mapping[Value, Tensor], wanted: Sequence[Value]) -> list[Tensor | None]:
+    def backward(self, cotangents: Mapping[GlobalValue, Tensor], wanted: Sequence[GlobalValue]) -> list[Tensor | None]:
         """The gradients of the `wanted` inputs and parameters, from the cotangents of outputs."""
-        self.cotangents: dict[Value, StoredArray] = {}
+        self.cotangents: dict[GlobalValue, StoredArray] = {}
         self._done = 0
         for value, y in cotangents.items():
             if value.by is None:
@@ -176,7 +176,7 @@ class Execution:
         made_here = (*stage.roots, *(y for each in stage.collects for y in each.outputs))
         return any(value in self.cotangents for value in made_here)
 
-    def _cotangent(self, value: Value) -> StoredArray:
+    def _cotangent(self, value: GlobalValue) -> StoredArray:
         """The array to which the cotangents of a value are added."""
         known = self.cotangents.get(value)
         if isinstance(known, _Given):
@@ -192,7 +192,7 @@ class Execution:
             self.cotangents[value] = known
         return known
 
-    def _tensor_of(self, value: Value) -> torch.device:
+    def _tensor_of(self, value: GlobalValue) -> torch.device:
         array = self.arrays[value]
         return array.tensor.device if isinstance(array, InMemory) and array.tensor is not None else self.store.device
 
@@ -214,21 +214,21 @@ class Execution:
             self._pull_back_tile(stage, tile, leaves, of_results)
             self._report(stage)
 
-    def _whole_cotangent(self, value: Value) -> Tensor | None:
+    def _whole_cotangent(self, value: GlobalValue) -> Tensor | None:
         return self.cotangents[value].read(value.box, self.store.device) if value in self.cotangents else None
 
-    def _is_wanted(self, value: Value) -> bool:
+    def _is_wanted(self, value: GlobalValue) -> bool:
         return value.requires_grad and (value.source is None or value in self._wanted)
 
     def _pull_back_tile(
         self,
         stage: Stage,
         tile: Tile,
-        leaves: Mapping[Value, Tensor],
+        leaves: Mapping[GlobalValue, Tensor],
         of_results: Mapping[Operation, Sequence[Tensor | None]],
     ) -> None:
-        held: dict[Value, Tensor] = {}
-        own: dict[Value, tuple[Any, Tensor]] = {}
+        held: dict[GlobalValue, Tensor] = {}
+        own: dict[GlobalValue, tuple[Any, Tensor]] = {}
         with torch.enable_grad():
             for value, box in tile.reads:
                 if value in leaves:
@@ -272,7 +272,7 @@ class Execution:
             if g is not None:
                 self._cotangent(value).add(value.box, g)
 
-    def _pull_back_whole(self, stage: Stage, leaves: Mapping[Value, Tensor]) -> None:
+    def _pull_back_whole(self, stage: Stage, leaves: Mapping[GlobalValue, Tensor]) -> None:
         operation = stage.whole
         assert operation is not None
         leaves = dict(leaves)
@@ -305,7 +305,7 @@ class _Given(InMemory):
         self.given = given
 
 
-def _part(argument: Argument, held: Mapping[Value, Tensor]) -> Tensor:
+def _part(argument: Argument, held: Mapping[GlobalValue, Tensor]) -> Tensor:
     x = held.get(argument.value)
     if argument.empty is not None:
         spec = argument.value.spec

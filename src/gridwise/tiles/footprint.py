@@ -7,7 +7,7 @@ from math import prod
 
 from ..grid import Box
 from .cone import Stage
-from .graph import Operation, Value
+from .graph import GlobalValue, Operation
 
 
 def footprint(stage: Stage, box: Box | None, backward: bool) -> int:
@@ -21,15 +21,15 @@ def footprint(stage: Stage, box: Box | None, backward: bool) -> int:
     return _kept(stage, sizes, hulls) if backward else _passing(stage, sizes, hulls)
 
 
-def _nbytes(value: Value, box: Box) -> int:
+def _nbytes(value: GlobalValue, box: Box) -> int:
     return (prod(box.shape) if box.start else 1) * value.spec.dtype.itemsize
 
 
-def _passing(stage: Stage, sizes: Mapping[Value, int], hulls: Mapping[Value, Box]) -> int:
+def _passing(stage: Stage, sizes: Mapping[GlobalValue, int], hulls: Mapping[GlobalValue, Box]) -> int:
     """The most that is held at a time, if everything is freed after its last use."""
     ends = {*stage.roots, *(v for each in stage.collects for v in each.inputs)}
-    later: set[Value] = set(ends)
-    frees: list[list[Value]] = []
+    later: set[GlobalValue] = set(ends)
+    frees: list[list[GlobalValue]] = []
     for operation in reversed(stage.operations):
         used = {*operation.inputs, *operation.outputs}
         frees.append([value for value in used if value not in later])
@@ -43,7 +43,7 @@ def _passing(stage: Stage, sizes: Mapping[Value, int], hulls: Mapping[Value, Box
     return most
 
 
-def _kept(stage: Stage, sizes: Mapping[Value, int], hulls: Mapping[Value, Box]) -> int:
+def _kept(stage: Stage, sizes: Mapping[GlobalValue, int], hulls: Mapping[GlobalValue, Box]) -> int:
     """The same with all results kept, and the gradients of the largest."""
     held = sum(sizes[value] for value in stage.reads if not value.is_fixed)
     made = sum(sizes.get(value, 0) for each in stage.operations for value in each.outputs)
@@ -52,7 +52,7 @@ def _kept(stage: Stage, sizes: Mapping[Value, int], hulls: Mapping[Value, Box]) 
     return held + made + largest + 2 * spare
 
 
-def workspace(operation: Operation, hulls: Mapping[Value, Box]) -> int:
+def workspace(operation: Operation, hulls: Mapping[GlobalValue, Box]) -> int:
     """What a kernel allocates for a moment: blocked copies of a convolution's tensors, or one more tensor."""
     given = [_nbytes(v, hulls[v]) for v in operation.inputs if v in hulls and not v.is_fixed]
     made = _nbytes(operation.outputs[0], hulls[operation.outputs[0]])

@@ -1,6 +1,6 @@
 """A recording as operators on boxes: values, and the operations that make them. No tensor is ever written to.
 
-    Value        a tensor of the recorded call: its global shape and dtype, and what makes it
+    GlobalValue  a tensor of the recorded call: its global shape and dtype, and what makes it
     Operation    a local or collecting operator with its inputs and outputs, or one that is computed whole
 
 The operations are in an order in which they can run.
@@ -34,7 +34,7 @@ class Whole:
 
 
 @dataclass(eq=False)
-class Value:
+class GlobalValue:
     """A tensor of the recorded call."""
 
     spec: TensorSpec
@@ -74,8 +74,8 @@ class Operation:
 
     number: int
     operator: Local | Collecting | Whole
-    inputs: tuple[Value, ...]
-    outputs: tuple[Value, ...]
+    inputs: tuple[GlobalValue, ...]
+    outputs: tuple[GlobalValue, ...]
     name: str
     """The operator, the module and the line, for messages."""
     draw: int = 0
@@ -115,22 +115,22 @@ class Operation:
 
 
 @dataclass
-class Graph:
+class OperatorGraph:
     """All of a recorded call."""
 
     name: str
     operations: list[Operation]
-    inputs: dict[int, Value]
+    inputs: dict[int, GlobalValue]
     """By position."""
-    fixed: list[Value]
+    fixed: list[GlobalValue]
     """Parameters, buffers and constants."""
-    outputs: list[Value]
-    writes: list[tuple[Value, Value]]
+    outputs: list[GlobalValue]
+    writes: list[tuple[GlobalValue, GlobalValue]]
     """Buffers that the call changes, and what they become."""
     constants: Mapping[str, Tensor] = field(default_factory=dict)
     draws: bool = False
 
-    def values(self) -> Iterator[Value]:
+    def values(self) -> Iterator[GlobalValue]:
         yield from self.inputs.values()
         yield from self.fixed
         for operation in self.operations:

@@ -11,7 +11,7 @@ import torch
 from ..errors import PartitionError
 from ..grid import Shape
 from ..memory_sizes import free, number_of_bytes
-from .graph import Graph
+from .graph import OperatorGraph
 from .schedule import Schedule, scheduled
 
 SHARE = 0.9
@@ -49,7 +49,7 @@ class Limits:
         where = None if device is None else torch.device(device)  # type: ignore[call-overload]
         return cls(limit, sizes if sizes is None else tuple(sizes), folder, where)
 
-    def scheduled(self, graph: Graph, backward: bool, device: torch.device) -> tuple[Schedule, Path | None]:
+    def scheduled(self, graph: OperatorGraph, backward: bool, device: torch.device) -> tuple[Schedule, Path | None]:
         """The schedule within these limits, and the folder of its arrays; None for memory."""
         if self.tile is not None:
             return scheduled(graph, None, backward, self.tile), self.store

@@ -25,14 +25,14 @@ from ..models.rules.answer import functional
 from ..operators.call import OperatorCall, TensorSpec
 from ..operators.on_boxes import AnyOperator, Builder, Collecting, Composed, Local
 from ..operators.table import NotOnBoxes, maker_for
-from .graph import Graph, Operation, Value, Whole
+from .graph import GlobalValue, Operation, OperatorGraph, Whole
 from .views import CannotPutBack, Tensors
 
 SKIPPED = {"aten::_assert_tensor_metadata", "aten::_assert_async", "aten::_assert_scalar", "aten::sym_constrain_range"}
 """Run-time checks that recording has already made."""
 
 
-def lower(recording: Recording, name: str) -> Graph:
+def lower(recording: Recording, name: str) -> OperatorGraph:
     """The operations of a recording.
 
     Raises
@@ -50,18 +50,18 @@ class Lowering(Builder):
     def __init__(self, recording: Recording, name: str) -> None:
         self.recording, self.name = recording, name
         self.operations: list[Operation] = []
-        self.inputs: dict[int, Value] = {}
-        self.fixed: list[Value] = []
-        self.writes: dict[Value, Value] = {}
-        self.outputs: list[Value] = []
+        self.inputs: dict[int, GlobalValue] = {}
+        self.fixed: list[GlobalValue] = []
+        self.writes: dict[GlobalValue, GlobalValue] = {}
+        self.outputs: list[GlobalValue] = []
         self.node: Node | None = None
         self._tensors = Tensors(self.call, self._again)
         self._several: dict[Node, Sequence[Any]] = {}
         self._casts: dict[Node, tuple[Any, ...]] = {}
         self._draws = 0
 
-    def graph(self) -> Graph:
-        return Graph(
+    def graph(self) -> OperatorGraph:
+        return OperatorGraph(
             self.name,
             self.operations,
             self.inputs,
@@ -97,7 +97,7 @@ class Lowering(Builder):
     def _enter(self, node: Node) -> None:
         source, fake = self.recording.sources[node.name], node.meta["val"]
         needs_grad = node.meta["tensor_meta"].requires_grad if "tensor_meta" in node.meta else fake.requires_grad
-        value = Value(spec_of(fake), needs_grad, source=source)
+        value = GlobalValue(spec_of(fake), needs_grad, source=source)
         if source.kind == "input":
             self.inputs[int(source.name)] = value
         else:
@@ -153,7 +153,7 @@ class Lowering(Builder):
             raise self._refusal(str(error)) from None
         self._tensors.bind(node, value)
 
-    def _again(self, node: Node, base: Value) -> Value:
+    def _again(self, node: Node, base: GlobalValue) -> GlobalValue:
         """A view of `base`, made again because something was written to it."""
         before, by = self.node, node
         self.node = node
@@ -168,7 +168,7 @@ class Lowering(Builder):
         finally:
             self.node = before
 
-    def _converted(self, value: Value, target: Node) -> Value:
+    def _converted(self, value: GlobalValue, target: Node) -> GlobalValue:
         """A value that takes the place of another: it has its shape and dtype."""
         fake = target.meta["val"]
         if value.shape != tuple(fake.shape):
@@ -195,14 +195,14 @@ class Lowering(Builder):
                     made = [self._detached(v) if v is value and v.requires_grad else v for v in made]
         return made[0] if isinstance(node.meta["val"], Tensor) else made
 
-    def _detached(self, value: Value) -> Value:
+    def _detached(self, value: GlobalValue) -> GlobalValue:
         """The same without a gradient: what the model computes under `no_grad`, or detaches."""
         if value.by is not None and len(value.by.outputs) == 1 and value.by is self.operations[-1]:
             value.requires_grad = False
             return value
         return self._identity(value, False)
 
-    def _identity(self, value: Value, needs_grad: bool) -> Value:
+    def _identity(self, value: GlobalValue, needs_grad: bool) -> GlobalValue:
         same = Local(lambda box: [box], lambda box, x: x)
         new = self.local(same, [value], value.shape, value.spec.dtype)
         new.requires_grad = needs_grad
@@ -222,7 +222,7 @@ class Lowering(Builder):
         kwargs: Mapping[str, Any],
         results: Sequence[TensorSpec],
         random: bool,
-    ) -> list[Value]:
+    ) -> list[GlobalValue]:
         """Add the operations of a call; its results."""
         call = OperatorCall(op, tuple(map(_specs, args)), {k: _specs(v) for k, v in kwargs.items()}, tuple(results))
         order = [a.name for a in op._schema.arguments]
@@ -245,10 +245,14 @@ class Lowering(Builder):
         return list(self._add(found, values, results))
 
     def _add(
-        self, found: Local | Collecting | Whole, values: Sequence[Value], results: Sequence[TensorSpec], name: str = ""
-    ) -> tuple[Value, ...]:
+        self,
+        found: Local | Collecting | Whole,
+        values: Sequence[GlobalValue],
+        results: Sequence[TensorSpec],
+        name: str = "",
+    ) -> tuple[GlobalValue, ...]:
         needs_grad = any(value.requires_grad for value in values)
-        outputs = tuple(Value(s, needs_grad and _is_real(s.dtype)) for s in results)
+        outputs = tuple(GlobalValue(s, needs_grad and _is_real(s.dtype)) for s in results)
         drawn = isinstance(found, Local | Whole) and found.draws
         self._draws += drawn
         said = where(self.node) if self.node is not None else self.name
@@ -305,13 +309,13 @@ def _is_real(dtype: torch.dtype) -> bool:
 
 
 def _specs(argument: object) -> Any:
-    if isinstance(argument, Value):
+    if isinstance(argument, GlobalValue):
         return argument.spec
     return [_specs(each) for each in argument] if isinstance(argument, list | tuple) else argument
 
 
-def _values(argument: object) -> Iterator[Value]:
-    if isinstance(argument, Value):
+def _values(argument: object) -> Iterator[GlobalValue]:
+    if isinstance(argument, GlobalValue):
         yield argument
     elif isinstance(argument, list | tuple):
         for each in argument:
@@ -319,6 +323,6 @@ def _values(argument: object) -> Iterator[Value]:
 
 
 def _filled(argument: object, tensors: Iterator[Tensor]) -> Any:
-    if isinstance(argument, Value):
+    if isinstance(argument, GlobalValue):
         return next(tensors)
     return [_filled(each, tensors) for each in argument] if isinstance(argument, list | tuple) else argument

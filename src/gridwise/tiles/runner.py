@@ -22,9 +22,9 @@ from ..models.roots import constants_of
 from ..models.runner import State, quick_mode
 from ..nn.engine.grid_random import sequential
 from ..progress import ProgressBar
-from .arrays import Both, FromSource, InMemory, StoredArray, ToTarget
+from .arrays import FromSource, InMemory, ReadableTarget, StoredArray, ToTarget
 from .execute import Execution, Store
-from .graph import Graph, Value
+from .graph import GlobalValue, OperatorGraph
 from .limits import Limits
 from .schedule import Schedule
 
@@ -47,7 +47,7 @@ class Scheduled:
     """How a call with inputs of one structure runs."""
 
     recording: Recording
-    graph: Graph
+    graph: OperatorGraph
     schedule: Schedule
     folder: Path | None
     """Where arrays between stages lie; None: in memory."""
@@ -170,7 +170,7 @@ class TiledRunner:
             x = given[place]
             if isinstance(x, Tensor):
                 tensors[value] = x
-        arrays: dict[Value, StoredArray] = {value: InMemory(x.detach()) for value, x in tensors.items()}
+        arrays: dict[GlobalValue, StoredArray] = {value: InMemory(x.detach()) for value, x in tensors.items()}
         for place, value in graph.inputs.items():
             if value not in arrays:
                 source = given[place]
@@ -185,17 +185,21 @@ class TiledRunner:
         stream = RandomStream(_key() if graph.draws else 0)
         bar = ProgressBar(self.says, found.schedule.tiles, self.progress, patience=1.0, stays=False)
         run = Execution(found.schedule, Store(device, found.folder), arrays, stream, keeps, bar.report)
+
+        def forward() -> None:
+            run.forward()
+            self._write(found, run)
+
         try:
             if keeps:
                 starts = [value for value in tensors if tensors[value].requires_grad]
-                made = _Tiled.apply(run, computed, starts, *(tensors[value] for value in starts))
+                made = _Tiled.apply(run, forward, computed, starts, *(tensors[value] for value in starts))
                 results = dict(zip(computed, made, strict=True))
             else:
-                run.forward()
+                forward()
                 results = {value: _result(run.arrays[value]) for value in computed}
         finally:
             bar.close()
-        self._write(found, run)
         flat = [
             targets[value].target if value in targets
             else results[value] if value.by is not None
@@ -204,7 +208,7 @@ class TiledRunner:
         ]  # fmt: skip
         return out if out is not None else found.recording.outputs(flat)
 
-    def _held(self, found: Scheduled, value: Value) -> Tensor:
+    def _held(self, found: Scheduled, value: GlobalValue) -> Tensor:
         """The tensor of a parameter, a buffer or a constant."""
         source = value.source
         assert source is not None
@@ -214,7 +218,7 @@ class TiledRunner:
         stored, key = holding.places[0]
         return stored[key]
 
-    def _targets(self, graph: Graph, out: Any) -> dict[Value, ToTarget]:
+    def _targets(self, graph: OperatorGraph, out: Any) -> dict[GlobalValue, ToTarget]:
         """Where outputs are to be written, by the user's wish."""
         if out is None:
             return {}
@@ -233,12 +237,12 @@ class TiledRunner:
         return {value: ToTarget(place, value.shape) for place, value in zip(places, graph.outputs, strict=True)}
 
     def _array_for(
-        self, found: Scheduled, value: Value, target: ToTarget | None, home: torch.device, device: torch.device
+        self, found: Scheduled, value: GlobalValue, target: ToTarget | None, home: torch.device, device: torch.device
     ) -> StoredArray:
         if target is None:
             return InMemory(torch.empty(value.shape, dtype=value.spec.dtype, device=home))
         is_read = any(value in stage.reads for stage in found.schedule.stages)
-        return Both(Store(device, found.folder).new(value), target) if is_read else target
+        return ReadableTarget(Store(device, found.folder).new(value), target) if is_read else target
 
     def _write(self, found: Scheduled, run: Execution) -> None:
         """Change the buffers that the model changes, once."""
@@ -252,8 +256,15 @@ class _Tiled(torch.autograd.Function):
     """One call as one node of autograd: arrays between stages are what it saves."""
 
     @staticmethod
-    def forward(ctx: Any, run: Execution, outputs: list[Value], starts: list[Value], *tensors: Tensor) -> Any:
-        run.forward()
+    def forward(
+        ctx: Any,
+        run: Execution,
+        forward: Callable[[], None],
+        outputs: list[GlobalValue],
+        starts: list[GlobalValue],
+        *tensors: Tensor,
+    ) -> Any:
+        forward()
         results = tuple(_result(run.arrays[value]) for value in outputs)
         ctx.run, ctx.outputs, ctx.starts = run, outputs, starts
         ctx.saved = [v for v, a in run.arrays.items() if _tensor_in(a) is not None and v not in starts]
@@ -285,7 +296,7 @@ class _Tiled(torch.autograd.Function):
             leave_autocast(entered)
             for value in (*ctx.starts, *ctx.saved):
                 _put(run.arrays[value], None)
-        return None, None, None, *found
+        return None, None, None, None, *found
 
 
 class Longer(Source):
@@ -328,7 +339,7 @@ def _result(array: StoredArray) -> Any:
     return _tensor_in(array)
 
 
-def _source_result(tensors: Mapping[Value, Tensor], given: Sequence[Any], value: Value) -> Any:
+def _source_result(tensors: Mapping[GlobalValue, Tensor], given: Sequence[Any], value: GlobalValue) -> Any:
     """An output that is an input, or a parameter, itself."""
     assert value.source is not None
     return tensors[value] if value in tensors else given[int(value.source.name)]

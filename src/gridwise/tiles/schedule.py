@@ -22,7 +22,7 @@ from ..grid import Box, Shape
 from ..operators.on_boxes import Local
 from .cone import Stage, cuts_of, is_collecting, is_whole, stage_of, whole_stage
 from .footprint import footprint
-from .graph import Graph, Operation, Value
+from .graph import GlobalValue, Operation, OperatorGraph
 
 HEAVY = 16.0
 """Operations per element from which computing a value again costs more than storing it."""
@@ -40,18 +40,18 @@ LITTLE = 1 << 16
 class Schedule:
     """Stages in the order in which they run."""
 
-    graph: Graph
+    graph: OperatorGraph
     stages: list[Stage]
     memory: int | None
     """The bytes that a tile may hold; None: no limit."""
     backward: bool
 
     @cached_property
-    def last_read(self) -> list[list[Value]]:
+    def last_read(self) -> list[list[GlobalValue]]:
         """For each stage, the stored values that no later stage reads."""
         kept_to_the_end = {*self.graph.outputs, *(v for _, v in self.graph.writes)}
-        found: list[list[Value]] = [[] for _ in self.stages]
-        seen: set[Value] = set()
+        found: list[list[GlobalValue]] = [[] for _ in self.stages]
+        seen: set[GlobalValue] = set()
         for number in reversed(range(len(self.stages))):
             stage = self.stages[number]
             made = (*stage.roots, *(y for each in stage.collects for y in each.outputs))
@@ -97,7 +97,7 @@ def _count(stage: Stage, counts: Sequence[int]) -> int:
     return prod(len(cuts_of(n, c)) - 1 for n, c in zip(stage.shape, counts, strict=True))
 
 
-def scheduled(graph: Graph, memory: int | None, backward: bool, tile: Shape | None = None) -> Schedule:
+def scheduled(graph: OperatorGraph, memory: int | None, backward: bool, tile: Shape | None = None) -> Schedule:
     """The schedule of a graph whose tiles hold at most `memory` bytes, or are at most `tile` along the last dims.
 
     Raises
@@ -127,7 +127,7 @@ def scheduled(graph: Graph, memory: int | None, backward: bool, tile: Shape | No
 # Which values are stored
 
 
-def _forced(graph: Graph) -> set[Value]:
+def _forced(graph: OperatorGraph) -> set[GlobalValue]:
     """Sources, outputs, what operators that are no local ones make, and what those that are computed whole read."""
     kept = {*graph.inputs.values(), *graph.fixed, *(v for v in graph.outputs), *(new for _, new in graph.writes)}
     kept |= _of_parameters(graph)
@@ -141,10 +141,10 @@ def _forced(graph: Graph) -> set[Value]:
     return kept
 
 
-def _of_parameters(graph: Graph) -> set[Value]:
+def _of_parameters(graph: OperatorGraph) -> set[GlobalValue]:
     """Values computed from parameters, buffers and constants only, that something with an input uses: read whole."""
-    found: set[Value] = set(graph.fixed)
-    used: set[Value] = set()
+    found: set[GlobalValue] = set(graph.fixed)
+    used: set[GlobalValue] = set()
     for operation in graph.operations:
         if operation.inputs and all(value in found for value in operation.inputs):
             found.update(operation.outputs)
@@ -153,7 +153,7 @@ def _of_parameters(graph: Graph) -> set[Value]:
     return used
 
 
-def _widely_needed(operation: Operation) -> list[Value]:
+def _widely_needed(operation: Operation) -> list[GlobalValue]:
     """The inputs of which a tile needs much more than its share."""
     out = operation.outputs[0]
     candidates = [v for v in operation.inputs if v.source is None and v.nbytes > LITTLE]
@@ -184,7 +184,7 @@ def _free_dims(operation: Operation) -> set[int]:
     return found
 
 
-def _worth_keeping(graph: Graph, forced: set[Value]) -> set[Value]:
+def _worth_keeping(graph: OperatorGraph, forced: set[GlobalValue]) -> set[GlobalValue]:
     """Values that several stages would otherwise compute again."""
     kept = set(forced)
     for _ in range(4):
@@ -201,13 +201,13 @@ class _Cost:
     """What computing a value from stored ones takes."""
 
     flops: float
-    reads: frozenset[Value]
+    reads: frozenset[GlobalValue]
 
 
-def _costs(graph: Graph, kept: set[Value]) -> dict[Value, _Cost]:
-    costs: dict[Value, _Cost] = {}
+def _costs(graph: OperatorGraph, kept: set[GlobalValue]) -> dict[GlobalValue, _Cost]:
+    costs: dict[GlobalValue, _Cost] = {}
     for operation in graph.operations:
-        flops, reads = operation.flops, frozenset[Value]()
+        flops, reads = operation.flops, frozenset[GlobalValue]()
         for value in operation.inputs:
             if value in kept:
                 if value.nbytes > LITTLE and not value.is_fixed:
@@ -220,10 +220,12 @@ def _costs(graph: Graph, kept: set[Value]) -> dict[Value, _Cost]:
     return costs
 
 
-def _used_by_several(graph: Graph, forced: set[Value], costs: Mapping[Value, _Cost]) -> set[Value]:
+def _used_by_several(
+    graph: OperatorGraph, forced: set[GlobalValue], costs: Mapping[GlobalValue, _Cost]
+) -> set[GlobalValue]:
     """Which values to store, decided from the outputs backwards, where it is known which stages use a value."""
-    users: dict[Value, set[object]] = {}
-    found: set[Value] = set()
+    users: dict[GlobalValue, set[object]] = {}
+    found: set[GlobalValue] = set()
     for operation in reversed(graph.operations):
         stages: set[object] = set()
         if operation.is_local:
@@ -246,10 +248,10 @@ def _used_by_several(graph: Graph, forced: set[Value], costs: Mapping[Value, _Co
     return found
 
 
-def _stages(graph: Graph, kept: set[Value]) -> list[Stage]:
+def _stages(graph: OperatorGraph, kept: set[GlobalValue]) -> list[Stage]:
     """One stage for each stored value; what collects statistics of a stored value does so while it is made."""
     needed = _needed(graph)
-    collects: dict[Value, list[Operation]] = {}
+    collects: dict[GlobalValue, list[Operation]] = {}
     alone: list[Operation] = []
     for operation in graph.operations:
         if is_collecting(operation) and operation in needed:
@@ -276,7 +278,7 @@ def _stages(graph: Graph, kept: set[Value]) -> list[Stage]:
     return [stage for _, stage in sorted(found, key=lambda pair: pair[0])]
 
 
-def _needed(graph: Graph) -> set[Operation]:
+def _needed(graph: OperatorGraph) -> set[Operation]:
     """The operations on which an output, or a write, depends."""
     found: set[Operation] = set()
     left = [value.by for value in (*graph.outputs, *(new for _, new in graph.writes))]
@@ -293,14 +295,14 @@ def _reads_its_box(operation: Operation) -> bool:
     return operation.needs(box)[0] == box
 
 
-def _to_keep_too(stage: Stage, memory: int | None, backward: bool, kept: set[Value]) -> Value | None:
+def _to_keep_too(stage: Stage, memory: int | None, backward: bool, kept: set[GlobalValue]) -> GlobalValue | None:
     """A value to store as well, if the tiles of a stage do too much work again, or do not fit."""
     fits = memory is None or _largest(stage, stage.counts, backward) <= memory
     if fits and _work(stage, stage.counts) <= AGAIN * max(1.0, stage.least_flops):
         return None
     done = 0.0
     ends = {*stage.roots, *(v for each in stage.collects for v in each.inputs)}
-    candidates: list[tuple[float, Value]] = []
+    candidates: list[tuple[float, GlobalValue]] = []
     total = max(1.0, stage.least_flops)
     for operation in stage.operations:
         done += operation.flops
@@ -397,7 +399,7 @@ PER_STEP = 2e5
 """What an operator costs besides its work, in operations."""
 
 
-def slowness(operation: Operation, hulls: Mapping[Value, Box]) -> float:
+def slowness(operation: Operation, hulls: Mapping[GlobalValue, Box]) -> float:
     """How much slower torch is for small inputs of a convolution, which it does not give to oneDNN."""
     if not operation.name.startswith(("conv1d", "conv2d", "conv3d")) or not isinstance(operation.operator, Local):
         return 1.0

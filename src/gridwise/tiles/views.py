@@ -15,7 +15,7 @@ import torch
 from torch.fx import Node
 
 from ..models.recording.recording import memory_of, written_by
-from .graph import Value
+from .graph import GlobalValue
 
 aten = torch.ops.aten
 Call = Callable[..., Any]
@@ -33,11 +33,11 @@ class CannotPutBack(Exception):
 class Tensors:
     """The present value of each node of a graph."""
 
-    def __init__(self, call: Call, again: Callable[[Node, Value], Value]) -> None:
+    def __init__(self, call: Call, again: Callable[[Node, GlobalValue], GlobalValue]) -> None:
         self.call = call
         self.again = again
         """Makes a view again, from the new value of its base."""
-        self._values: dict[Node, Value] = {}
+        self._values: dict[Node, GlobalValue] = {}
         self._same: dict[Node, Node] = {}
         """Nodes that are the very tensor of another: the results of writes."""
         self._base: dict[Node, Node] = {}
@@ -46,7 +46,7 @@ class Tensors:
         self._writes: dict[int, int] = {}
         self._written: dict[Node, None] = {}
 
-    def bind(self, node: Node, value: Value) -> None:
+    def bind(self, node: Node, value: GlobalValue) -> None:
         """Note the value of a node that has just been made."""
         base = _base_of(node)
         if base is not None:
@@ -63,7 +63,7 @@ class Tensors:
             node = self._same[node]
         return node
 
-    def read(self, node: Node) -> Value:
+    def read(self, node: Node) -> GlobalValue:
         node = self.first(node)
         count = self._count(node)
         if self._seen[node] != count and node in self._base:
@@ -71,7 +71,7 @@ class Tensors:
             self._seen[node] = count
         return self._values[node]
 
-    def write(self, node: Node, value: Value) -> None:
+    def write(self, node: Node, value: GlobalValue) -> None:
         """Give a tensor a new value."""
         node = self.first(node)
         path = [node]
@@ -89,12 +89,12 @@ class Tensors:
             self._values[each], self._seen[each] = now, self._writes[memory]
         self._written[path[-1]] = None
 
-    def replace(self, place: Value, value: Value) -> None:
+    def replace(self, place: GlobalValue, value: GlobalValue) -> None:
         """Give the tensor whose value is `place`, a buffer, a new value."""
         node = next(node for node, held in self._values.items() if held is place)
         self.write(node, value)
 
-    def written_placeholders(self) -> list[tuple[Node, Value]]:
+    def written_placeholders(self) -> list[tuple[Node, GlobalValue]]:
         """The placeholders that have been written to, with their last values."""
         return [(node, self.read(node)) for node in self._written if node.op == "placeholder"]
 
@@ -122,7 +122,7 @@ def _base_of(node: Node) -> Node | None:
     return next((each for each in _by(node).all_input_nodes if memory_of(each) == memory), None)
 
 
-def put_back(call: Call, view: Node, base: Value, value: Value) -> Value:
+def put_back(call: Call, view: Node, base: GlobalValue, value: GlobalValue) -> GlobalValue:
     """The base of a view, once the view has become `value`."""
     by = _by(view)
     kind = str(by.target._schema.name).partition("::")[2]  # type: ignore[union-attr]
@@ -154,7 +154,7 @@ def put_back(call: Call, view: Node, base: Value, value: Value) -> Value:
     raise CannotPutBack(f"a view by {kind} is written to")
 
 
-def _order_by_trying(by: Node, base: Value) -> list[int]:
+def _order_by_trying(by: Node, base: GlobalValue) -> list[int]:
     """The dims of the base in the order of the view, read off the strides of a tensor with different ones."""
     like = torch.empty(tuple(range(2, len(base.shape) + 2)), device="meta")
     strides = list(like.stride())

@@ -57,11 +57,61 @@ POOLING: list[Case] = [
 ]
 
 
-@pytest.mark.parametrize("case", CONVOLUTIONS)
+TRANSPOSED: list[Case] = [
+    ("conv_transpose2d", lambda x, w, b: F.conv_transpose2d(x, w, b, 2, 1, 1), (IMAGE, (4, 6, 3, 3), CHANNELS)),
+    ("conv_transpose2d", lambda x, w: F.conv_transpose2d(x, w, None, 2), (IMAGE, (4, 5, 2, 2))),
+    (
+        "conv_transpose2d",
+        lambda x, w, b: F.conv_transpose2d(x, w, b, (3, 1), (0, 2), dilation=2),
+        (IMAGE, (4, 6, 2, 3), CHANNELS),
+    ),
+    ("conv_transpose2d", lambda x, w, b: F.conv_transpose2d(x, w, b, 4, 0, 3), (IMAGE, (4, 6, 2, 1), CHANNELS)),
+    ("conv_transpose2d", lambda x, w, b: F.conv_transpose2d(x, w, b, 2, 1, groups=2), (IMAGE, (4, 3, 4, 4), CHANNELS)),
+    ("conv_transpose2d", lambda x, w: F.conv_transpose2d(x, w, None, 2, 3), (IMAGE[1:], (4, 3, 7, 4))),
+    ("conv_transpose1d", lambda x, w: F.conv_transpose1d(x, w, None, 3, 2, 1), ((2, 3, 17), (3, 4, 5))),
+    ("conv_transpose3d", lambda x, w, b: F.conv_transpose3d(x, w, b, 2, 1), ((1, 2, 4, 5, 3), (2, 3, 3, 3, 3), (3,))),
+    (
+        "convolution",
+        lambda x, w: torch.convolution(x, w, None, [2, 2], [1, 1], [1, 1], True, [1, 0], 1),
+        (IMAGE, (4, 3, 3, 3)),
+    ),
+]
+PADS: list[Case] = [
+    ("constant_pad_nd", lambda x: torch.constant_pad_nd(x, (1, 2, 3, 0, 0, 1), 2.5), (IMAGE,)),
+    ("pad", lambda x: F.pad(x, (1, -2, -3, 1, -1, 2, 1, 0), value=1.5), (IMAGE,)),
+    ("pad", lambda x: F.pad(x, (15, 20), value=1.5), (IMAGE,)),
+    ("pad", lambda x: F.pad(x, (3, 2, 0, 4), "reflect"), (IMAGE,)),
+    ("pad", lambda x: F.pad(x, (10, 9, 12, 12), "reflect"), (IMAGE,)),
+    ("pad", lambda x: F.pad(x, (3, 2, 0, 14), "replicate"), (IMAGE,)),
+    ("pad", lambda x: F.pad(x, (3, 2, 0, 4), "circular"), (IMAGE,)),
+    ("pad", lambda x: F.pad(x, (5, 7, 1, 1, 2, 0), "circular"), ((1, 2, 4, 5, 7),)),
+    ("pad", lambda x: F.pad(x, (5, 6), "reflect"), ((2, 3, 17),)),
+    ("pad", lambda x: F.pad(x, (2, 1, 1, 0, 1, 2), "reflect"), ((1, 2, 4, 5, 6),)),
+    ("reflection_pad2d", lambda x: torch._C._nn.reflection_pad2d(x, (1, 2, 3, 4)), (IMAGE,)),
+    ("replication_pad3d", lambda x: torch._C._nn.replication_pad3d(x, (1, 2, 3, 4, 1, 1)), ((2, 4, 5, 6),)),
+    ("_pad_circular", lambda x: torch._C._nn._pad_circular(x, (1, 2, 3, 4)), (IMAGE,)),
+]
+ADAPTIVE: list[Case] = [
+    ("adaptive_avg_pool2d", lambda x: F.adaptive_avg_pool2d(x, (5, 4)), (IMAGE,)),
+    ("adaptive_avg_pool2d", lambda x: F.adaptive_avg_pool2d(x, (1, None)), (IMAGE,)),
+    ("adaptive_avg_pool1d", lambda x: F.adaptive_avg_pool1d(x, 7), ((2, 3, 17),)),
+    ("adaptive_avg_pool3d", lambda x: F.adaptive_avg_pool3d(x, (2, 3, 7)), ((1, 2, 4, 5, 7),)),
+    ("adaptive_max_pool2d", lambda x: F.adaptive_max_pool2d(x, (5, 20), True), (IMAGE,)),
+    ("adaptive_max_pool1d", lambda x: F.adaptive_max_pool1d(x, 3, True), ((3, 17),)),
+    ("adaptive_max_pool3d", lambda x: F.adaptive_max_pool3d(x, 3, True), ((1, 2, 4, 5, 7),)),
+]
+
+
+@pytest.mark.parametrize("case", CONVOLUTIONS + TRANSPOSED)
 def test_convolutions(case: Case) -> None:
     check_case(case)
 
 
-@pytest.mark.parametrize("case", POOLING)
+@pytest.mark.parametrize("case", POOLING + ADAPTIVE)
 def test_pooling(case: Case) -> None:
+    check_case(case)
+
+
+@pytest.mark.parametrize("case", PADS)
+def test_padding(case: Case) -> None:
     check_case(case)

@@ -9,17 +9,20 @@ slicing      slices, splits, rows that are replaced; `joining`: concatenation, s
 indexing     indexing by tensors
 products     products and sums of products; `sums`: what is collected box by box
 windows      windows along one dim; `convolution`: convolutions, plain and transposed
-windows      windows along one dim; `convolution`, `pooling`
+windows      windows along one dim; `convolution`, `transposed_convolution`, `pooling`, `adaptive_pooling`, `padding`
 statistics   mean and variance over boxes, and normalisation by them; `norms`: batch, instance, group and layer norm
 formats      half precision and memory formats
 """
 
+from . import adaptive_pooling as adaptive_pooling
 from . import convolution as convolution
 from . import indexing as indexing
 from . import joining as joining
 from . import norms as norms
+from . import padding as padding
 from . import pointwise as pointwise
 from . import pooling as pooling
 from . import products as products
 from . import slicing as slicing
+from . import transposed_convolution as transposed_convolution
 from . import views as views

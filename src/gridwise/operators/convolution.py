@@ -17,18 +17,16 @@ from torch import Tensor
 from ..grid import Box, Interval, group_runs, groups_of
 from .call import OperatorCall
 from .on_boxes import Local
-from .table import NotOnBoxes, operator
+from .table import operator
 from .windows import Windows, cropped, each, needed
 
 Convolve = Callable[..., Tensor]
 CONV: dict[int, Convolve] = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
 
 
-@operator("conv1d", "conv2d", "conv3d", "convolution", "_convolution")
+@operator("conv1d", "conv2d", "conv3d")
 def convolution(call: OperatorCall) -> Local:
-    """A convolution with numeric or named padding; also torch's one operator for all kinds."""
-    if call.given.get("transposed"):
-        raise NotOnBoxes("it is transposed")
+    """A convolution with numeric or named padding."""
     x, weight, dims = call["input"], call["weight"], call["weight"].dim - 2
     stride, dilation = each(call["stride"], dims), each(call["dilation"], dims)
     kernel, extents = weight.shape[2:], x.shape[-dims:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch._ops import OpOverload
@@ -12,6 +13,8 @@ from .on_boxes import AnyOperator
 
 Make = Callable[[OperatorCall], AnyOperator]
 """Makes the operator of one call. Raises `NotOnBoxes` for arguments that it cannot handle."""
+
+AnyMake = TypeVar("AnyMake", bound=Make)
 
 OPERATORS: dict[str, Make] = {}
 """By the operator's full name, as in "aten::add", or name and overload, as in "aten::where.Scalar"."""
@@ -23,10 +26,10 @@ class NotOnBoxes(Exception):
     """An operator that cannot be computed box by box: it needs all of its inputs at once."""
 
 
-def operator(*names: str) -> Callable[[Make], Make]:
+def operator(*names: str) -> Callable[[AnyMake], AnyMake]:
     """Register the decorated function for the named ATen operators."""
 
-    def entered(make: Make) -> Make:
+    def entered(make: AnyMake) -> AnyMake:
         for name in names:
             OPERATORS[f"aten::{name}"] = make
         return make

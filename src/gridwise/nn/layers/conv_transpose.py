@@ -1,20 +1,11 @@
 """Transposed convolutions on batch x channel x space grids.
 
-    full[s i + d k] += w[k] x[i]        y = full[p : p + outputs]
-
-Outputs [o0, o1) depend on the inputs [a, b) of `grid.transposed_need`. From these torch computes the rows s a, ... of
-`full`, of which o0 + p, ... are wanted. Its own padding q and output padding r usually select exactly these rows:
-
-    rows before o0 + p to drop     j = o0 + p - s a                               =  q
-    rows to drop at the end        s (b - a - 1) + d (k - 1) + 1 - j - (o1 - o0)  =  q - r,   0 <= r < max(s, d)
-
-Any remaining rows are cropped; rows that no input reaches are padded with the bias alone.
+How outputs are cut out of what torch makes of the inputs that reach them: `operators.transposed_convolution`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -25,6 +16,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from ...errors import PartitionError
 from ...grid import Cuts, Interval, Layout, Shape, group_runs, groups_of, transposed_need
+from ...operators.transposed_convolution import OutputCrop, cut_out
 from ...partition import Partition
 from ..docstrings import LayerFamily
 from ..engine.arguments import problem_with_sizes
@@ -33,28 +25,6 @@ from ..windows.conv_node import ConvNode, in_one_call
 from ..windows.output_size import OutputSize, agree_output_size, as_size, problem_with_output_size
 from ..windows.windowed_layer import FunctionsByDims, LayersByDims, Rows, Share, Size, empty_output
 from .conv_base import ConvLayer
-
-
-@dataclass(frozen=True)
-class OutputCrop:
-    """How to cut out the outputs of one dim: torch's paddings, then `crop` rows (before, after; negative pads)."""
-
-    padding: int
-    output_padding: int
-    crop: Interval
-
-
-def cut_out(drop: Interval, stride: int, dilation: int) -> OutputCrop:
-    """How to drop `drop` rows (before, after); a negative number counts rows that no input reaches.
-
-    >>> cut_out((1, 0), stride=2, dilation=1), cut_out((1, 3), stride=1, dilation=1)
-    (OutputCrop(padding=1, output_padding=1, crop=(0, 0)), OutputCrop(padding=1, output_padding=0, crop=(0, 2)))
-    """
-    before, after = drop
-    most = max(stride, dilation) - 1
-    padding = min(max(before, 0), max(after, 0) + most)  # more would drop wanted rows at the end
-    missing = min(max(padding - after, 0), most)
-    return OutputCrop(padding, missing, (before - padding, after - padding + missing))
 
 
 class ConvTranspose(LayerFamily, ConvLayer):

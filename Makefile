@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/ready
 unexport PYTHONDONTWRITEBYTECODE # else every process of the tests compiles the package anew
 
-.PHONY: setup demo test test-oldest test-launchers check docs bench bench-gpu browser soak zoo clean
+.PHONY: setup demo test test-oldest test-newest test-launchers check docs bench bench-gpu browser soak zoo clean
 
 setup: $(READY)
 
@@ -59,6 +59,19 @@ $(OLDEST)/ready: pyproject.toml constraints-oldest.txt
 test-oldest: $(OLDEST)/ready
 	$(OLDEST)/bin/python -m pytest -m '$(SHORT)' $(TWO)
 
+# The same tests with the newest versions of today, in an environment of their own; what builds the site stays as it is pinned.
+NEWEST := .venv-newest
+SITE := sphinx|furo|numpydoc|myst-parser|docutils
+test-newest:
+	test -x $(NEWEST)/bin/python || $(PYTHON) -m venv $(NEWEST)
+	grep -E '^($(SITE))==' constraints.txt > $(NEWEST)/constraints.txt
+	$(NEWEST)/bin/python -m pip install --quiet --upgrade pip
+	$(NEWEST)/bin/python -m pip install --quiet --upgrade --upgrade-strategy eager -c $(NEWEST)/constraints.txt \
+		-e '.[mpi,viz,examples,docs,sklearn,dev]'
+	$(NEWEST)/bin/gridwise doctor
+	$(NEWEST)/bin/python -m pytest -m '$(SHORT)' $(TWO) $(CLOCK:%=--ignore=%)
+	$(NEWEST)/bin/python -m pytest -m '$(SHORT)' -n 3 $(FILES) $(CLOCK)
+
 soak: $(READY)
 	$(BIN)/python -m pytest -m soak --timeout=3600 $(TWO) $(CLOCK:%=--ignore=%)
 	$(BIN)/python -m pytest -m soak --timeout=3600 $(CLOCK)
@@ -80,4 +93,4 @@ zoo: $(READY)
 	$(BIN)/python -m zoo.run --write
 
 clean:
-	rm -rf .venv .venv-oldest out build docs/api .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest .venv-newest out build docs/api .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import gridwise
+from gridwise.torch_internals.versions import TESTED, is_tested
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -49,6 +50,15 @@ def lower_bounds() -> dict[str, str]:
 def test_the_oldest_constraints_are_the_bounds_that_are_promised(name: str, bound: str) -> None:
     pins = dict(re.findall(r"^([\w-]+)==(\S+)$", (ROOT / "constraints-oldest.txt").read_text(), flags=re.MULTILINE))
     assert f"{pins[name]}.".startswith(f"{bound}."), f"{name}: promised from {bound} on, tested with {pins[name]}"
+
+
+def test_the_range_of_torch_is_the_same_everywhere() -> None:
+    oldest, newest = (version.rpartition(".")[0] for version in (TESTED[0], TESTED[-1]))
+    assert f"torch>={oldest}" in PROJECT["dependencies"]
+    assert f"torch {oldest} to {newest}" in (ROOT / "README.md").read_text()
+    pinned = re.search(r"^torch==(\S+)$", (ROOT / "constraints.txt").read_text(), flags=re.MULTILINE)
+    assert pinned is not None
+    assert is_tested(pinned[1])
 
 
 def test_changes_name_the_version_at_hand_and_the_one_to_cite() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -87,8 +88,11 @@ def test_threads_are_shared_out_unless_set(monkeypatch: pytest.MonkeyPatch) -> N
 def test_doctor_finds_two_working_transports() -> None:
     done = CliRunner().invoke(app, ["doctor"])
     assert done.exit_code == 0
-    assert "torch" in done.output
     assert "FAILED" not in done.output
+    assert re.search(
+        rf"^torch +{re.escape(torch.__version__)}, (not )?tested with .*2\.11\.0, ", done.output, re.MULTILINE
+    )
+    assert re.search(r"^recording +models are recorded right", done.output, re.MULTILINE)
     for transport in ["gloo"] if mpi_missing() else ["mpi", "gloo"]:
         (line,) = [line for line in done.output.splitlines() if line.startswith(f"2 workers over {transport}")]
         assert "adjoint test passed" in line

@@ -28,8 +28,10 @@ import gridwise.testing
 from gridwise.comm.launching import cluster, find, malloc, start
 from gridwise.comm.launching.cores import cores
 from gridwise.comm.transports.base import Transport
+from gridwise.models.self_check import self_check
 from gridwise.planning.calibrate import calibrated, write_calibration
 from gridwise.planning.machine import calibrated_file
+from gridwise.torch_internals import versions
 
 PACKAGES = (
     "gridwise",
@@ -82,6 +84,8 @@ def probes() -> Iterator[tuple[str, Callable[[], str]]]:
     yield "python", lambda: f"{platform.python_version()} at {sys.executable}"
     yield "system", lambda: f"{platform.platform()}, {cores()} cores for this process"
     yield "packages", _packages
+    yield "torch", _torch
+    yield "recording", _recording
     yield "MPI library", _mpi_library
     yield "mpiexec", lambda: start.mpiexec() or "none found beside the interpreter or on PATH that fits mpi4py"
     yield "Slurm", slurm
@@ -113,6 +117,17 @@ def _packages() -> str:
         except importlib.metadata.PackageNotFoundError:
             continue
     return ", ".join(found)
+
+
+def _torch() -> str:
+    known = "tested" if versions.is_tested(versions.this_version()) else "not tested"
+    return f"{versions.this_version()}, {known} with this version of Gridwise; tested: {', '.join(versions.TESTED)}"
+
+
+def _recording() -> str:
+    if problems := self_check():
+        raise RuntimeError(f"models cannot be recorded with this torch: {'; '.join(problems)}")
+    return "models are recorded right (self-check)"
 
 
 def _mpi_library() -> str:

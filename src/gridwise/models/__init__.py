@@ -5,6 +5,7 @@ model              its result: an object of the user's class, whose calls run on
 inputs             the arguments of a call, and where their tensors lie; `roots`: the modules that a function calls
 replicated_state   parameters and buffers, whole on every worker of the grid
 runner             one agreement per call; `recorder`: all workers record and place new structures together
+self_check         whether recording works with a torch that the tests have not seen
 recording          what a model does with inputs of one structure: a flat graph of ATen operators of global sizes
 placing, rules, placement, movement      where every tensor of a recording lies, and what is moved
 program            the steps that run a recording on blocks; `report`: what they gather

@@ -136,7 +136,9 @@ class FunctionRecorder:
         """The recording of the function for global inputs of these structures."""
         from .recording.record import record
         from .recording.tracing import InputSpec
+        from .self_check import refuse_unknown_torch
 
+        refuse_unknown_torch()
         likes = [
             InputSpec(s.shape, s.dtype, s.device, s.requires_grad, format)
             for s, format in zip(structures, formats, strict=True)

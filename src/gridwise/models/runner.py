@@ -119,6 +119,12 @@ class Runner(FunctionRecorder):
         assert self._last is not None
         return self._last.program.report
 
+    @property
+    def recording(self) -> Recording:
+        """That of the last call."""
+        assert self._last is not None
+        return self._last.recording
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         found = self.inputs.bound(args, kwargs)
         bound, problem = (None, found) if isinstance(found, str) else (found, None)

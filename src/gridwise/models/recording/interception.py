@@ -13,20 +13,19 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from types import SimpleNamespace
 from typing import Any, NoReturn
 from unittest.mock import patch
 
 import numpy as np
 import torch
-import torch.utils.checkpoint
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
 from ...errors import UnsupportedError
 from ...nn.engine.module import Module as DistributedLayer
+from ...torch_internals.checkpoints import checkpoints_noted
+from ...torch_internals.functions import functions_noted
 from .lines import calls_model, current_line
 from .regions import Regions
 
@@ -127,8 +126,6 @@ def intercepting(modules: Mapping[str, torch.nn.Module], calls: Calls, regions: 
         (torch.autograd.graph.saved_tensors_hooks, "__enter__", _refusing("saved_tensors_hooks", calls)),
         (inference, "__enter__", _without_grad),
         (inference, "__exit__", _as_before),
-        (torch.utils.checkpoint, "CheckpointFunction", _reentrant(regions)),
-        *((torch.utils.checkpoint, name, regions.checkpointed) for name in _names_of_generators()),
         (context, "save_for_backward", regions.saving(context.save_for_backward)),
         (context, "mark_dirty", _refusing("an autograd.Function that changes its input (mark_dirty)", calls)),
     ]
@@ -139,7 +136,8 @@ def intercepting(modules: Mapping[str, torch.nn.Module], calls: Calls, regions: 
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         for target, name, value in replaced:
             stack.enter_context(patch.object(target, name, value))
-        stack.enter_context(_functions_noted(regions))
+        stack.enter_context(checkpoints_noted(regions.checkpoint, _reentrant(regions)))
+        stack.enter_context(functions_noted(regions.forward_noted, regions.context_set_up))
         for path, module in modules.items():
             _watch_forward_hooks(path, module)
             is_torchs = isinstance(module, _BatchNorm) and type(module).forward is _BatchNorm.forward
@@ -194,64 +192,16 @@ def _as_before(self: Any, *error: object) -> None:
     torch.set_grad_enabled(self._gridwise_before)
 
 
-def _names_of_generators() -> list[str]:
-    """The generators that run up to their `yield` before a checkpointed function does; the second since torch 2.14."""
-    plain = "_checkpoint_without_reentrant_generator"
-    return [name for name in (plain, f"{plain}_impl") if hasattr(torch.utils.checkpoint, name)]
-
-
-def _reentrant(regions: Regions) -> SimpleNamespace:
-    """Replaces `CheckpointFunction`: the same gradients, by non-reentrant recomputation."""
+def _reentrant(regions: Regions) -> Callable[..., Any]:
+    """Calls a function that reentrant checkpoints would recompute: the same gradients, by non-reentrant recomputation."""
 
     @calls_model
-    def apply(function: Callable[..., Any], preserve: bool, *args: object) -> Any:
+    def call(preserve: bool, function: Callable[..., Any], *args: object) -> Any:
         needed = any(isinstance(arg, Tensor) and arg.requires_grad for arg in args)
-        with torch.set_grad_enabled(needed and torch.is_grad_enabled()), regions.inside("checkpoint", preserve):
+        with torch.set_grad_enabled(needed and torch.is_grad_enabled()), regions.checkpoint(preserve):
             return function(*args)
 
-    return SimpleNamespace(apply=apply)
-
-
-class _Noted:
-    """What ``Function.forward``, or another static method of Functions, is while models are recorded.
-
-    An attribute of their metaclass, which torch's own ``apply`` looks up in each call, however `apply` was obtained.
-    """
-
-    def __init__(self, name: str, noted: Callable[[Any, Callable[..., Any]], Callable[..., Any]]) -> None:
-        self.name, self.noted = name, noted
-
-    def __get__(self, function: Any, metaclass: type) -> Any:
-        found = next(vars(kind)[self.name] for kind in function.__mro__ if self.name in vars(kind))
-        plain = found.__get__(None, function) if hasattr(found, "__get__") else found
-        inside = issubclass(function, torch.autograd.Function) and get_proxy_mode() is not None
-        return self.noted(function, plain) if inside else plain  # else in an operator, whose own gradient it is
-
-    def __set__(self, function: object, value: object) -> None:
-        metaclass = type(torch.autograd.Function)
-        delattr(metaclass, self.name)
-        try:
-            setattr(function, self.name, value)
-        finally:
-            setattr(metaclass, self.name, self)
-
-
-@contextmanager
-def _functions_noted(regions: Regions) -> Iterator[None]:
-    """Note every call of an autograd Function."""
-    metaclass, plain = type(torch.autograd.Function), torch.autograd.Function.setup_context
-
-    def setup_context(kind: type[torch.autograd.Function], own: Callable[..., Any]) -> Callable[..., Any]:
-        return own if own is plain else regions.context_set_up(kind, own)  # torch compares it with its own
-
-    noted = {
-        "forward": _Noted("forward", regions.forward_noted),
-        "setup_context": _Noted("setup_context", setup_context),
-    }
-    with ExitStack() as stack:
-        for name, value in noted.items():
-            stack.enter_context(patch.object(metaclass, name, value, create=True))
-        yield
+    return call
 
 
 @calls_model

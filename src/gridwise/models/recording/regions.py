@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ from torch.autograd.function import BackwardCFunction
 from .containers import Tree, flatten, unflatten
 from .lines import calls_model, current_line
 from .recording import Backward, GraphRegion
-from .tracing import Fakes, node_of, trace
+from .tracing import Fakes, is_tracing, node_of, trace
 
 
 @dataclass
@@ -68,11 +68,9 @@ class Regions:
         yield number
         self._stack.pop()
 
-    def checkpointed(self, function: object, *rest: Any, **named: Any) -> Iterator[None]:
-        """Replaces the generator of `torch.utils.checkpoint`, which runs up to its `yield` before the function does."""
-        preserve = named["preserve_rng_state"] if "preserve_rng_state" in named else rest[0]
-        with self.inside("checkpoint", preserve):
-            yield
+    def checkpoint(self, keeps_random_state: bool) -> AbstractContextManager[int]:
+        """Around a function that `torch.utils.checkpoint` would recompute."""
+        return self.inside("checkpoint", keeps_random_state)
 
     def saving(self, plain: Callable[..., None]) -> Callable[..., None]:
         """Replaces `save_for_backward` while a call is recorded."""
@@ -87,8 +85,11 @@ class Regions:
     def forward_noted(self, kind: type[torch.autograd.Function], plain: Callable[..., Any]) -> Callable[..., Any]:
         """Replaces the static method `forward` of a Function; torch's `apply` calls it without autograd.
 
-        A Function with a `setup_context` is complete when that has been called, directly afterwards.
+        A Function with a `setup_context` is complete when that has been called, directly afterwards. One within a
+        recorded operator, whose own gradient it is, is not noted.
         """
+        if not is_tracing():
+            return plain
 
         @calls_model
         @wraps(plain)
@@ -109,6 +110,8 @@ class Regions:
 
     def context_set_up(self, kind: type[torch.autograd.Function], plain: Callable[..., Any]) -> Callable[..., Any]:
         """Replaces the static method `setup_context` of a Function."""
+        if not is_tracing():
+            return plain
 
         @calls_model
         @wraps(plain)

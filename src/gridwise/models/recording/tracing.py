@@ -158,6 +158,11 @@ def undisturbed() -> Iterator[None]:
             autograd._push_saved_tensors_default_hooks(*hook)
 
 
+def is_tracing() -> bool:
+    """Whether operators are being recorded here, in this thread, and not within an operator."""
+    return get_proxy_mode() is not None
+
+
 def tracer_of() -> Any:
     mode = get_proxy_mode()
     assert mode is not None

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from ..nn.engine.agreement import agreement
 from ..nn.engine.operator import prepare
+from ..operators.random_stream import RandomStream
 from .movement import CountedOnce, FirstAlone, applied
 from .placement import Cut, GlobalTensor, Partial, Placement, Replicated
 from .program import Step, execute, free_early
-from .random import RandomStream
 from .recording.recording import Backward
 from .rules import NoRule
 from .tape import Item, Tape

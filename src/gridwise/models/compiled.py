@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from ..comm.graph_breaks import captured_by
+from ..operators.random_stream import RandomStream
 from .program import Checkpoint, Step, Values, execute, put
-from .random import RandomStream
 
 if TYPE_CHECKING:
     from torch._dynamo.types import DynamoCallback

@@ -24,8 +24,9 @@ from ..nn.engine.agreement import agreement, key_of
 from ..nn.engine.operator import Ticket
 from ..nn.parameters.blocks import Shared
 from ..nn.parameters.gradient_buckets import FULL, GradientSum, begin, end
+from ..operators.random_stream import RandomStream
 from .placement import Placement, Workers
-from .random import RandomStream, Replay
+from .random import Replay, begun
 from .recording.recording import ValueSource
 from .report import Report
 
@@ -192,7 +193,7 @@ class Program:
         with agreement(False):
             pieces = self._compiled()
             steps = self._with_sums(values, among=pieces is None)
-            stream = RandomStream.begin(self.workers, self.name) if self.draws else RandomStream(0)
+            stream = begun(self.workers, self.name) if self.draws else RandomStream(0)
             try:
                 if pieces is None:
                     execute(steps, values, stream)

@@ -12,10 +12,13 @@ windows      windows along one dim; `convolution`: convolutions, plain and trans
 windows      windows along one dim; `convolution`, `transposed_convolution`, `pooling`, `adaptive_pooling`, `padding`
 statistics   mean and variance over boxes, and normalisation by them; `norms`: batch, instance, group and layer norm
 formats      half precision and memory formats
+random       random operators; `random_stream`: their numbers; `random_numbers`: by a key and the index of an element
+creation     tensors made from sizes and numbers
 """
 
 from . import adaptive_pooling as adaptive_pooling
 from . import convolution as convolution
+from . import creation as creation
 from . import indexing as indexing
 from . import joining as joining
 from . import norms as norms
@@ -23,6 +26,7 @@ from . import padding as padding
 from . import pointwise as pointwise
 from . import pooling as pooling
 from . import products as products
+from . import random as random
 from . import slicing as slicing
 from . import transposed_convolution as transposed_convolution
 from . import views as views

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from ..errors import GridwiseError
-from ..models.random import RandomStream
 from ..operators.on_boxes import Collecting
+from ..operators.random_stream import RandomStream
 from .arrays import InMemory, StoredArray, made
 from .cone import Argument, Stage, Tile
 from .graph import GlobalValue, Operation

@@ -14,13 +14,13 @@ from torch import Tensor
 from ..data.sources import Source, as_source
 from ..errors import PartitionError, UnsupportedError
 from ..models.program import leave_autocast
-from ..models.random import RandomStream
 from ..models.recording.containers import Tree, flatten
 from ..models.recording.recording import Recording
 from ..models.recording.state import Holding, Snapshot, modules_of, tensors_of
 from ..models.roots import constants_of
 from ..models.runner import State, quick_mode
 from ..nn.engine.grid_random import sequential
+from ..operators.random_stream import RandomStream
 from ..progress import ProgressBar
 from .arrays import FromSource, InMemory, ReadableTarget, StoredArray, ToTarget
 from .execute import Execution, Store

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from ...grid import Box, Grid, Interval, Layout, Needs
+from ...operators.random_stream import Elements, RandomStream
 from ..placement import Cut, GlobalTensor, Partial, Replicated, Want, grid_along
-from ..random import Elements, RandomStream
 from .call import Call, LocalFunction, NoRule, Placed
 from .pointwise import common_layout, needed_by
 from .table import rule

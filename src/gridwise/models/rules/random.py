@@ -1,4 +1,4 @@
-"""Random operators: numbers depend on the global index of each element, not on the grid (`models.random`)."""
+"""Random operators: numbers depend on the global index of each element, not on the grid (`operators.random_stream`)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ...grid import Box
+from ...operators.random_stream import Elements, RandomStream
 from ..placement import Cut, GlobalTensor, Placement, Replicated, Want
-from ..random import Elements, RandomStream
 from .call import Call, NoRule, Placed
 from .table import rule
 

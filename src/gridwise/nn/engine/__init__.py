@@ -7,5 +7,5 @@ operator             linear operators and their bridge to autograd
 carrier              carries out one worker's part of a route, and its adjoint
 copy_and_sum, global_sum, all_max   copies to a team and sums over it; a sum that counts once; a maximum
 graph_pieces         a step as CUDA graphs, with movements between them
-arguments, autocast, grid_random    checks of arguments; dtypes; random numbers independent of the grid
+arguments, autocast, grid_random    checks of arguments; dtypes; keys of random numbers independent of the grid
 """

@@ -1,34 +1,22 @@
-"""Random numbers that do not depend on the grid: a function of a key and the global index of an element.
+"""The key of random numbers that do not depend on the grid: a function of a key and the global index of an element.
 
-    bits(key, i) = mix(key + (i + 1) g)         g = 2^64 / golden ratio, arithmetic modulo 2^64
-
-`mix` is the finaliser of SplitMix64 (Steele, Lea and Flood, 2014): three shifts and two multiplications, which torch runs
-on any device. A worker computes the bits of its block only, and they are the same on any grid. Every worker draws the
-key of a call from torch's generator, and the largest is used, so workers whose generators have diverged still agree.
-Seeding torch therefore seeds these numbers, and restoring torch's generator (when resuming a run or recomputing a
-checkpointed activation) restores them. While a step is captured as CUDA graphs, a key is a tensor on the device whose
-number is drawn anew before every replay.
+A worker computes the numbers of its block only (`operators.random_numbers`), and they are the same on any grid. Every
+worker draws the key of a call from torch's generator, and the largest is used, so workers whose generators have diverged
+still agree. Seeding torch therefore seeds these numbers, and restoring torch's generator (when resuming a run or
+recomputing a checkpointed activation) restores them. While a step is captured as CUDA graphs, a key is a tensor on the
+device whose number is drawn anew before every replay.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextvars import ContextVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ...comm.graph_breaks import capturing
 from ...comm.transports.base import Team, Transport
-from ...grid import Box, Shape
-
-GAMMA = 0x9E3779B97F4A7C15
-FIRST, SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-AT_ONCE, AT_ONCE_ON_DEVICE = 1 << 16, 1 << 26
-"""How many elements are mixed at a time: few enough to stay in the cache (CPU), or to fit into memory (device)."""
-
-Key = int | Tensor
+from ...operators.random_numbers import Key
 
 sequential: ContextVar[tuple[torch.Generator | None] | None] = ContextVar("sequential", default=None)
 """Set by `sequential_random`: a tuple with the generator to draw from (None: torch's own); None where indices decide."""
@@ -46,52 +34,3 @@ def _drawn(transport: Transport, team: Team, what: str) -> int:
     if transport.rank in team:
         transport.all_max(drawn, team, what)
     return int(drawn[0])
-
-
-def keep_mask(key: Key, drop: float, shape: Shape, block: Box, device: torch.device) -> Tensor:
-    """Which elements of a block are kept, each dropped with probability `drop`, by their index in the global `shape`."""
-    threshold = min(int(drop * 2**64), 2**64 - 1) - 2**63  # compared as signed integers
-    row = _offsets(shape[-1:], block.start[-1:], block.stop[-1:], device)
-    lead = _offsets(shape[:-1], block.start[:-1], block.stop[:-1], device) * shape[-1]
-    keep = torch.empty(lead.numel(), row.numel(), dtype=torch.bool, device=device)
-    at_once = AT_ONCE if device.type == "cpu" else AT_ONCE_ON_DEVICE
-    step = max(1, at_once // max(1, row.numel()))
-    for start in range(0, lead.numel(), step):
-        bits = lead[start : start + step, None] + row
-        torch.ge(_mixed(bits, key), threshold, out=keep[start : start + step])
-    return keep.view(block.shape)
-
-
-def flat_positions(shape: Sequence[int], block: Box) -> Tensor:
-    """The row-major positions of a block's elements in a tensor of `shape`, in order."""
-    return _offsets(tuple(shape), block.start, block.stop, torch.device("cpu"))
-
-
-def _offsets(shape: Shape, start: Shape, stop: Shape, device: torch.device) -> Tensor:
-    """The row-major positions of a block's elements, in order, flat."""
-    positions = torch.zeros(1, dtype=torch.int64, device=device)
-    for extent, first, last in zip(shape, start, stop, strict=True):
-        positions = (positions[:, None] * extent + torch.arange(first, last, device=device)).view(-1)
-    return positions
-
-
-def _mixed(z: Tensor, key: Key) -> Tensor:
-    """The random bits of the elements with indices `z`, which is overwritten."""
-    z.add_(1).mul_(_signed(GAMMA)).add_(key if isinstance(key, Tensor) else _signed(key))
-    for shift, factor in ((30, FIRST), (27, SECOND), (31, None)):
-        high = (z >> shift).bitwise_and_((1 << (64 - shift)) - 1)  # a logical shift: torch's keeps the sign
-        z.bitwise_xor_(high)
-        if factor is not None:
-            z.mul_(_signed(factor))
-    return z
-
-
-def _signed(value: int) -> int:
-    value &= 2**64 - 1
-    return value - 2**64 if value >= 2**63 else value
-
-
-def uniform_numbers(key: Key, shape: Shape, block: Box, device: torch.device) -> Tensor:
-    """Numbers in [0, 1) for the elements of a block, by their index in the global `shape`: 53 bits each, as float64."""
-    bits = _mixed(_offsets(shape, block.start, block.stop, device), key)
-    return ((bits >> 11).bitwise_and_((1 << 53) - 1)).double().mul_(2.0**-53).view(block.shape)

@@ -1,6 +1,6 @@
 """Dropout whose mask does not depend on the grid.
 
-    y = x m / (1 - p),   m(i) = 0 with probability p, from the global index i alone (`grid_random`)
+    y = x m / (1 - p),   m(i) = 0 with probability p, from the global index i alone (`random_numbers`)
 
 A model has the same mask on one worker and, block by block, on any grid, so runs on different grids can be compared.
 Channel dropout numbers the channels of the global batch. No tensor moves; per call the workers agree on one integer.
@@ -16,11 +16,12 @@ from torch import Tensor
 
 from ...errors import PartitionError
 from ...grid import Box, Layout
+from ...operators.random_numbers import Key, keep_mask
 from ...partition import Partition
 from ..docstrings import LayerFamily
 from ..engine.agreement import agree_layout
 from ..engine.arguments import problem_with_tensor
-from ..engine.grid_random import Key, draw_key, keep_mask
+from ..engine.grid_random import draw_key
 from ..engine.module import Module
 
 

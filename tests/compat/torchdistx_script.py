@@ -113,6 +113,9 @@ def optimizers(folder):
         optimizer.zero_grad()
         model(torch.randn(5, 4, generator=torch.Generator().manual_seed(step + 10 * dist.get_rank()))).sum().backward()
         optimizer.step()
+    assert (optimizer.averager.step, optimizer.averager.period) == (3, 2)
+    optimizer.averager.period = 5
+    assert (optimizer.averager.period, optimizer.slowmo_freq) == (5, 2)
     weights = [torch.empty_like(model.first.weight) for _ in range(dist.get_world_size())]
     dist.all_gather(weights, model.first.weight.detach())
     assert torch.equal(weights[0], weights[-1])

@@ -82,3 +82,14 @@ def test_wrong_numbers_are_refused() -> None:
             SlowMomentumOptimizer(base, **wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no slowmo_freq"):
         SlowMomentumOptimizer(base).load_state_dict(base.state_dict())
+    optimizer = SlowMomentumOptimizer(base, 3)
+    state = SlowMomentumOptimizer(base, 7).state_dict()
+    del state["param_groups"][0]["lr"]
+    with pytest.raises(ValueError, match="All parameter groups should have learning rate specified"):
+        optimizer.load_state_dict(state)
+    assert optimizer.slowmo_freq == 3
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    without = torch.optim.Rprop([torch.nn.Parameter(torch.ones(1))])
+    del without.param_groups[0]["lr"]
+    with pytest.raises(ValueError, match="learning rate"):
+        SlowMomentumOptimizer(without)

@@ -12,7 +12,7 @@ common step locally, and is not averaged.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -57,6 +57,7 @@ class SlowMomentumOptimizer(torch.optim.Optimizer):
             raise PartitionError("Base optimizer is a required parameter.")
         if not base_optim.param_groups:
             raise PartitionError("Provided base optimizer does not have parameters specified.")
+        _check_rates(base_optim.param_groups)
         if slowmo_freq < 1:
             raise PartitionError("Invalid ``slowmo_freq`` parameter, must be a positive value.")
         if slowmo_factor < 0.0:
@@ -89,12 +90,15 @@ class SlowMomentumOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step the base optimiser, take the common step when it is due, and return the closure's loss."""
         loss = self._base_optim.step() if closure is None else self._base_optim.step(closure)
-        if self.steps % self.slowmo_freq == 0:
+        if self._averages_now():
             self._average()
-            if self.steps:
-                self._common_step()
+        if self.steps and self.steps % self.slowmo_freq == 0:
+            self._common_step()
         self.steps += 1
         return loss
+
+    def _averages_now(self) -> bool:
+        return self.steps % self.slowmo_freq == 0
 
     def _average(self) -> None:
         """Set every weight to the mean over the workers, with one sum for all weights of a dtype and device."""
@@ -153,8 +157,9 @@ class SlowMomentumOptimizer(torch.optim.Optimizer):
             raise PartitionError(
                 f"SlowMomentumOptimizer: the state has no {', '.join(missing)}: it is not that of such an optimizer."
             )
-        self.slowmo_freq, self.slowmo_factor, self.slowmo_lr, self.steps = (state_dict[key] for key in KEYS)
+        _check_rates(state_dict.get("param_groups", ()))
         self._base_optim.load_state_dict({k: v for k, v in state_dict.items() if k not in (*KEYS, PREVIOUS)})
+        self.slowmo_freq, self.slowmo_factor, self.slowmo_lr, self.steps = (state_dict[key] for key in KEYS)
         if not self.param_groups:
             raise PartitionError("Base optimizer does not have parameter groups specified.")
         for state in self.state.values():
@@ -162,3 +167,8 @@ class SlowMomentumOptimizer(torch.optim.Optimizer):
                 state["slow_momentum"] = state["slow_momentum"].clone()
         saved = state_dict.get(PREVIOUS, self._parameters())
         self._previous = [v.detach().to(p, copy=True) for v, p in zip(saved, self._parameters(), strict=True)]
+
+
+def _check_rates(groups: Iterable[dict[str, Any]]) -> None:
+    if not all("lr" in group for group in groups):  # the common step divides by it
+        raise PartitionError("All parameter groups should have learning rate specified.")

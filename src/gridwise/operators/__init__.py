@@ -8,6 +8,8 @@ pointwise    pointwise operators, conversions; `views`: the same elements under 
 slicing      slices, splits, rows that are replaced; `joining`: concatenation, stacking, rows repeated
 indexing     indexing by tensors
 products     products and sums of products; `sums`: what is collected box by box
+attention    scaled dot-product attention
+transforms   softmax, sorting, Fourier transforms, matrices; `recurrent`: recurrent layers
 windows      windows along one dim; `convolution`: convolutions, plain and transposed
 windows      windows along one dim; `convolution`, `transposed_convolution`, `pooling`, `adaptive_pooling`, `padding`
 statistics   mean and variance over boxes, and normalisation by them; `norms`: batch, instance, group and layer norm
@@ -17,6 +19,7 @@ creation     tensors made from sizes and numbers
 """
 
 from . import adaptive_pooling as adaptive_pooling
+from . import attention as attention
 from . import convolution as convolution
 from . import creation as creation
 from . import indexing as indexing
@@ -27,6 +30,8 @@ from . import pointwise as pointwise
 from . import pooling as pooling
 from . import products as products
 from . import random as random
+from . import recurrent as recurrent
 from . import slicing as slicing
+from . import transforms as transforms
 from . import transposed_convolution as transposed_convolution
 from . import views as views

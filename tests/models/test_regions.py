@@ -149,6 +149,23 @@ def function_copied(m: Any, x: Tensor) -> Tensor:
     return copied(Odd)(x, m.w)
 
 
+class Failing(Odd):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(x, w)
+        raise RuntimeError("no kernel for this")
+
+
+def function_after_one_that_fails(m: Any, x: Tensor) -> Tensor:
+    def either(y: Tensor) -> Tensor:
+        try:
+            return Failing.apply(y, m.w)
+        except RuntimeError:
+            return Odd.apply(y, m.w)
+
+    return checkpoint(either, x, use_reentrant=False).sin()
+
+
 def without_gradient(m: Any, x: Tensor) -> Tensor:
     with torch.no_grad():
         mean = x.mean((2, 3), keepdim=True)
@@ -181,6 +198,7 @@ def test_in_half_precision() -> None:
         (function_without_gradient, PlacedFunction),
         (function_made_by_the_model, PlacedFunction),
         (function_copied, PlacedFunction),
+        (function_after_one_that_fails, Checkpoint),
         (without_gradient, None),
     ],
 )

@@ -46,7 +46,7 @@ class Regions:
         self._saved: dict[int, list[Tensor]] = {}
         """What calls that are not complete save, by the identities of their contexts."""
         self._last_forward = 0
-        """The region of the Function whose forward was the last to end."""
+        """The region of the last call of a forward without a context."""
 
     @property
     def current(self) -> int | None:
@@ -65,8 +65,10 @@ class Regions:
         if kind == "checkpoint" and torch.is_grad_enabled():
             self.found[number] = GraphRegion(number, kind, self.enclosing(self.current), keeps_random_state)
         self._stack.append(number)
-        yield number
-        self._stack.pop()
+        try:
+            yield number
+        finally:
+            self._stack.pop()
 
     def checkpoint(self, keeps_random_state: bool) -> AbstractContextManager[int]:
         """Around a function that `torch.utils.checkpoint` would recompute."""
@@ -78,9 +80,19 @@ class Regions:
         @calls_model
         def save(context: torch.autograd.function.FunctionCtx, *tensors: Tensor) -> None:
             plain(context, *tensors)
-            self._saved[id(context)] = list(tensors)
+            if (saved := self._saved.get(id(context))) is not None:
+                saved[:] = tensors
 
         return save
+
+    @contextmanager
+    def _of_call(self, context: object) -> Iterator[list[Tensor]]:
+        """What a call saves in the body."""
+        saved = self._saved[id(context)] = list[Tensor]()
+        try:
+            yield saved
+        finally:
+            del self._saved[id(context)]
 
     def forward_noted(self, kind: type[torch.autograd.Function], plain: Callable[..., Any]) -> Callable[..., Any]:
         """Replaces the static method `forward` of a Function; torch's `apply` calls it without autograd.
@@ -95,15 +107,15 @@ class Regions:
         @wraps(plain)
         def forward(*args: Any, **named: Any) -> Any:
             context = args[0] if args and isinstance(args[0], BackwardCFunction) else None
+            if context is None:
+                with self.inside("function") as self._last_forward:
+                    return _apart_from(args, plain(*args, **named))
             if id(context) in self._saved:  # called by the forward of a Function that inherits from this one
                 return plain(*args, **named)
-            if context is not None:
-                self._saved[id(context)] = []
-            with self.inside("function") as number:
-                result = _apart_from(args, plain(*args, **named))
-            if context is not None:
-                self._note(number, kind, context, args[1:], result)
-            self._last_forward = number
+            with self._of_call(context) as saved:
+                with self.inside("function") as number:
+                    result = _apart_from(args, plain(*args, **named))
+                self._note(number, kind, context, args[1:], result, saved)
             return result
 
         return forward
@@ -118,19 +130,23 @@ class Regions:
         def setup_context(context: Any, inputs: tuple[Any, ...], output: Any) -> None:
             if not isinstance(context, BackwardCFunction) or id(context) in self._saved:
                 return plain(context, inputs, output)
-            self._saved[id(context)] = []
-            number = self._last_forward
-            plain(context, inputs, output)
-            self._note(number, kind, context, inputs, output)
+            with self._of_call(context) as saved:
+                plain(context, inputs, output)
+                self._note(self._last_forward, kind, context, inputs, output, saved)
             return None
 
         return setup_context
 
     def _note(
-        self, number: int, kind: type[torch.autograd.Function], context: Any, args: Sequence[Any], result: Any
+        self,
+        number: int,
+        kind: type[torch.autograd.Function],
+        context: Any,
+        args: Sequence[Any],
+        result: Any,
+        saved: Sequence[Tensor],
     ) -> None:
         """Note a call whose forward made the nodes of region `number`, if it is differentiated."""
-        saved = self._saved.pop(id(context))
         if not context.next_functions:
             return
         call = self._functions[number] = _FunctionCall(kind, current_line())

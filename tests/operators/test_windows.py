@@ -102,6 +102,30 @@ ADAPTIVE: list[Case] = [
 ]
 
 
+UPSAMPLING: list[Case] = [
+    ("upsample_nearest2d", lambda x: F.interpolate(x, scale_factor=2), (IMAGE,)),
+    ("upsample_nearest2d", lambda x: F.interpolate(x, scale_factor=(1.7, 0.6)), (IMAGE,)),
+    ("upsample_nearest1d", lambda x: F.interpolate(x, size=40), ((2, 3, 17),)),
+    ("_upsample_nearest_exact3d", lambda x: F.interpolate(x, size=(3, 9, 8), mode="nearest-exact"), ((1, 2, 4, 5, 7),)),
+    ("upsample_bilinear2d", lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), (IMAGE,)),
+    ("upsample_bilinear2d", lambda x: F.interpolate(x, scale_factor=1.5, mode="bilinear"), (IMAGE,)),
+    ("upsample_bilinear2d", lambda x: F.interpolate(x, (20, 7), mode="bilinear", align_corners=True), (IMAGE,)),
+    ("upsample_bilinear2d", lambda x: F.interpolate(x, scale_factor=0.5, mode="bilinear"), ((2, 3, 16, 12),)),
+    ("upsample_linear1d", lambda x: F.interpolate(x, scale_factor=4, mode="linear"), ((2, 3, 17),)),
+    ("upsample_trilinear3d", lambda x: F.interpolate(x, scale_factor=2, mode="trilinear"), ((1, 2, 4, 5, 7),)),
+    ("upsample_bicubic2d", lambda x: F.interpolate(x, scale_factor=2, mode="bicubic"), (IMAGE,)),
+    ("upsample_bicubic2d", lambda x: F.interpolate(x, (9, 21), mode="bicubic", align_corners=True), (IMAGE,)),
+    ("_upsample_bilinear2d_aa", lambda x: F.interpolate(x, (5, 7), mode="bilinear", antialias=True), (IMAGE,)),
+    (
+        "_upsample_bilinear2d_aa",
+        lambda x: F.interpolate(x, (5, 17), mode="bilinear", antialias=True, align_corners=True),
+        (IMAGE,),
+    ),
+    ("_upsample_bicubic2d_aa", lambda x: F.interpolate(x, (4, 15), mode="bicubic", antialias=True), (IMAGE,)),
+    ("_upsample_bicubic2d_aa", lambda x: F.interpolate(x, scale_factor=0.3, mode="bicubic", antialias=True), (IMAGE,)),
+]
+
+
 @pytest.mark.parametrize("case", CONVOLUTIONS + TRANSPOSED)
 def test_convolutions(case: Case) -> None:
     check_case(case)
@@ -114,4 +138,9 @@ def test_pooling(case: Case) -> None:
 
 @pytest.mark.parametrize("case", PADS)
 def test_padding(case: Case) -> None:
+    check_case(case)
+
+
+@pytest.mark.parametrize("case", UPSAMPLING)
+def test_interpolation(case: Case) -> None:
     check_case(case)

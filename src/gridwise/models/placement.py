@@ -95,8 +95,6 @@ class GlobalTensor(TensorSpec):
     """What a rule knows about a tensor: its global shape and dtype, and where it lies."""
 
     placement: Placement
-    order: tuple[int, ...] = ()
-    """The dims by decreasing stride; empty if that is their natural order."""
 
     @property
     def layout(self) -> Layout | None:

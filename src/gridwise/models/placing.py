@@ -24,6 +24,7 @@ from torch.fx import Node
 
 from ..errors import UnsupportedError
 from ..grid import Grid, Layout
+from ..operators.call import order_of
 from ..partition import Partition
 from .aliasing import Aliases, isolated
 from .autograd_functions import PlacedFunction, differentiated
@@ -360,15 +361,4 @@ def _is_settled(node: Node) -> bool:
 
 def value_of(x: Tensor, placement: Placement) -> GlobalTensor:
     shape = tuple(int(n) for n in x.shape)
-    return GlobalTensor(shape, x.dtype, x.device, placement, _order(shape, x.stride()))
-
-
-def _order(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
-    """The dims by decreasing stride, if memory is dense and that is not their natural order; otherwise empty."""
-    order = tuple(sorted(range(len(shape)), key=lambda d: -stride[d]))
-    step = 1
-    for d in reversed(order):
-        if stride[d] != step and shape[d] != 1:
-            return ()
-        step *= shape[d]
-    return order if order != tuple(range(len(shape))) else ()
+    return GlobalTensor(shape, x.dtype, x.device, placement, order=order_of(x))

@@ -12,6 +12,8 @@ attention    scaled dot-product attention
 transforms   softmax, sorting, Fourier transforms, matrices; `recurrent`: recurrent layers
 windows      windows along one dim; `convolution`: convolutions, plain and transposed
 windows      windows along one dim; `convolution`, `transposed_convolution`, `pooling`, `adaptive_pooling`, `padding`
+interpolation           up- and downsampling; `interpolation_weights`: rows and weights along one dim
+on_grids     what workers need whose blocks of an output are cut by a grid
 statistics   mean and variance over boxes, and normalisation by them; `norms`: batch, instance, group and layer norm
 formats      half precision and memory formats
 random       random operators; `random_stream`: their numbers; `random_numbers`: by a key and the index of an element
@@ -23,6 +25,7 @@ from . import attention as attention
 from . import convolution as convolution
 from . import creation as creation
 from . import indexing as indexing
+from . import interpolation as interpolation
 from . import joining as joining
 from . import norms as norms
 from . import padding as padding

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -25,6 +25,8 @@ class TensorSpec:
     shape: Shape
     dtype: torch.dtype
     device: torch.device
+    order: tuple[int, ...] = field(default=(), kw_only=True)
+    """The dims by decreasing stride; empty if that is their natural order."""
 
     @property
     def dim(self) -> int:
@@ -37,6 +39,18 @@ class TensorSpec:
     @property
     def nbytes(self) -> int:
         return self.volume * self.dtype.itemsize
+
+
+def order_of(x: Tensor) -> tuple[int, ...]:
+    """The dims by decreasing stride, if memory is dense and that is not their natural order; otherwise empty."""
+    shape, stride = x.shape, x.stride()
+    order = tuple(sorted(range(len(shape)), key=lambda d: -stride[d]))
+    step = 1
+    for d in reversed(order):
+        if stride[d] != step and shape[d] != 1:
+            return ()
+        step *= shape[d]
+    return order if order != tuple(range(len(shape))) else ()
 
 
 @dataclass(frozen=True)

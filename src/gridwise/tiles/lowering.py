@@ -22,7 +22,7 @@ from ..grid import Box, Shape
 from ..models.recording import Recording
 from ..models.recording.recording import draws, tensors_in, where, written_by
 from ..models.rules.answer import functional
-from ..operators.call import OperatorCall, TensorSpec
+from ..operators.call import OperatorCall, TensorSpec, order_of
 from ..operators.on_boxes import AnyOperator, Builder, Collecting, Composed, Local
 from ..operators.table import NotOnBoxes, maker_for
 from .graph import GlobalValue, Operation, OperatorGraph, Whole
@@ -300,7 +300,7 @@ class Lowering(Builder):
 
 
 def spec_of(x: Tensor) -> TensorSpec:
-    return TensorSpec(tuple(x.shape), x.dtype, x.device)
+    return TensorSpec(tuple(x.shape), x.dtype, x.device, order=order_of(x))
 
 
 def _is_real(dtype: torch.dtype) -> bool:

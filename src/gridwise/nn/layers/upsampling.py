@@ -1,79 +1,29 @@
 """Upsampling and downsampling on a grid: each worker interpolates its block of the global output.
 
-The input rows of each output row, and their weights, follow from coordinates in the *global* tensor; a kernel called on
-a block would count from the block's edge and be wrong. A worker fetches the range of input rows that its outputs need.
-Then ATen's kernel computes the outputs, if it is correct in every dim:
-
-    whole      the dim is not cut
-    shifted    the ratio of rows is a power of two, and the block starts where output and input rows are aligned,
-               a little before the first wanted row; the surplus is cropped
-
-Otherwise rows are selected and mixed by their global indices, dim by dim. Dims whose extent does not change are then
-not left to the kernel: it also adds a row with weight 0, and zero times infinity is nan.
+How a box of the output is made from the rows that it needs: `operators.interpolation`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from ...errors import PartitionError, UnsupportedError
-from ...grid import Interval, Layout, Needs, Shape, balanced_cuts, route
-from ...operators.formats import HALVES, memory_format_of
+from ...grid import Layout, Needs, Shape, balanced_cuts, route
+from ...operators.call import OperatorCall, TensorSpec
+from ...operators.formats import memory_format_of
+from ...operators.interpolation import CUBIC, KERNELS, Interpolation
+from ...operators.interpolation_weights import NEAREST
+from ...operators.on_grids import needs_of_blocks
 from ...partition import Partition
 from ..engine.agreement import Ballot, agree_layout
 from ..engine.arguments import problem_with_tensor
 from ..engine.autocast import dtype_after
 from ..engine.carrier import Move
 from ..engine.module import Module
-from ..windows.interpolation import (
-    NEAREST,
-    InterpolationWeights,
-    cubic_weights,
-    is_vectorised,
-    linear_weights,
-    nearest_weights,
-)
-
-LINEAR = {
-    "linear": ("upsample_linear1d", "", ""),
-    "bilinear": ("", "upsample_bilinear2d", ""),
-    "trilinear": ("", "", "upsample_trilinear3d"),
-}
-CUBIC = {"bicubic": ("", "upsample_bicubic2d", "")}
-KERNELS = NEAREST | LINEAR | CUBIC
-
-
-@dataclass(frozen=True)
-class Dim:
-    """How one worker computes its rows of one dim: fetch `need`, and mix rows by `weights`, which count from its first.
-
-    Or let the kernel make `made` rows with `scale` and drop the first `extra`; `made` is 0 where it would be wrong.
-    """
-
-    need: Interval
-    weights: InterpolationWeights
-    made: int = 0
-    scale: float | None = None
-    extra: int = 0
-
-
-def shifted(outputs: Interval, weights: InterpolationWeights, ratio: float, device: torch.device) -> Dim:
-    """How the kernel makes the rows `outputs` from a block; `ratio`, of input to output rows, is a power of two."""
-    start, stop = outputs
-    period = max(1, int(1 / ratio))
-    first, last = weights.need(outputs)
-    at = start - start % period
-    while at > 0 and int(at * ratio) > first:  # the kernel would take the block's first row for the tensor's
-        at -= period
-    origin = int(at * ratio)
-    return Dim((origin, last), weights.cut(outputs, origin, device), stop - at, 1 / ratio, start - at)
 
 
 def _check_mode(mode: str) -> None:
@@ -146,71 +96,23 @@ class DistributedUpsample(Module):
 
         `is_channels_last` says how the global input lies in memory; it is asked only where torch's output depends on that.
         """
-        me = self.P_x.transport.rank
+        dims, corners = len(shape) - 2, () if self.mode in NEAREST else (bool(self.align_corners),)
+        kernel = getattr(torch.ops.aten, KERNELS[self.mode][dims - 1]).default
+        given = (
+            TensorSpec(layout.global_shape, x.dtype, x.device),
+            list(shape[2:]),
+            *corners,
+            *map(self._scale, range(dims)),
+        )
+        call = OperatorCall(kernel, given, {}, (TensorSpec(shape, x.dtype, x.device),))
+        self._operator, me = Interpolation(call, is_channels_last), self.P_x.transport.rank
         cuts = [balanced_cuts(n, p) for n, p in zip(shape[2:], layout.grid.shape[2:], strict=True)]
         self.layout = Layout(layout.grid, (*layout.cuts[:2], *cuts))
-        # if no extent changes, torch's bicubic CUDA kernel copies, whatever the scale; its CPU kernel does not
-        copies = x.is_cuda and self.mode in CUBIC and shape[2:] == layout.global_shape[2:]
-        scales = [1.0 if copies else self._scale(d) for d in range(2, len(shape))]
-        dims = list(zip(layout.cuts[2:], cuts, scales, strict=True))
-        weights = [self._weights(there[-1], here[-1], scale, x) for there, here, scale in dims]
-        alike = [True] * len(dims)
-        if self.mode in NEAREST:
-            others = [self._weights(there[-1], here[-1], scale, x, True) for there, here, scale in dims]
-            alike = [torch.equal(one.rows[0], other.rows[0]) for one, other in zip(weights, others, strict=True)]
-            if not all(alike) and not x.is_cuda and is_vectorised(shape, is_channels_last):
-                weights = others
-        plans = [self._planned(*dim, *how, x) for dim, how in zip(dims, zip(weights, alike, strict=True), strict=True)]
-        own = Needs.of_layout(layout)
-        rows = tuple(tuple(dim.need for dim in line) for line in plans)
-        needs = Needs(layout.grid, (*own.intervals[:2], *rows), own.wrap)
+        (needs,) = needs_of_blocks(self._operator.needs, self.layout)
         self._fetch = None
-        if needs.intervals != own.intervals:
+        if needs != Needs.of_layout(layout):
             self._fetch = Move(self.P_x.transport, self._team, self._title, route(layout, needs, me), torch.clone)
-        index = layout.grid.index_of(me)
-        self._dims = [line[i] for line, i in zip(plans, index[2:], strict=True)]
         self._block = self.layout.block(me)
-        self._kernel = getattr(torch.ops.aten, KERNELS[self.mode][len(cuts) - 1])
-
-    def _weights(
-        self, n_in: int, n_out: int, scale: float | None, x: Tensor, vectorised: bool = False
-    ) -> InterpolationWeights:
-        """What the rows of one dim are made of, in torch's arithmetic."""
-        if self.mode in NEAREST:
-            return nearest_weights(self.mode, n_in, n_out, scale, x, vectorised)
-        find = linear_weights if self.mode in LINEAR else cubic_weights
-        return find(n_in, n_out, scale, bool(self.align_corners), x.dtype)
-
-    def _planned(
-        self,
-        cuts: Sequence[int],
-        target: Sequence[int],
-        scale: float | None,
-        weights: InterpolationWeights,
-        alike: bool,
-        x: Tensor,
-    ) -> list[Dim]:
-        """How the rows of each place along the axis are computed; `alike`: whether all kernels of torch take the same.
-
-        If they do not, a kernel called on a block may be another than that for the whole, and the gradient of the general
-        one, which takes the rows of the vectorised one, is not that of its output. So it is with a bicubic dim that keeps
-        its extent: its gradient is that of a copy.
-        """
-        n_in, n_out = cuts[-1], target[-1]
-        kept = self.mode in CUBIC and scale is not None and n_in == n_out != scale * n_in
-        if len(target) == 2 and alike and not kept:
-            return [Dim((0, n_in), weights.cut((0, n_out), 0, x.device), n_out, scale)]
-        ratio = 1 / scale if scale else n_in / max(1, n_out)
-        shifts = alike and math.frexp(ratio)[0] == 0.5 and not self.align_corners
-        return [self._at_place(outputs, weights, ratio if shifts else None, x) for outputs in pairwise(target)]
-
-    def _at_place(self, outputs: Interval, weights: InterpolationWeights, ratio: float | None, x: Tensor) -> Dim:
-        if ratio is not None and outputs[0] < outputs[1]:
-            dim = shifted(outputs, weights, ratio, x.device)
-            if dim.made != dim.need[1] - dim.need[0]:  # ATen's linear kernel just copies if the extents are equal
-                return dim
-        need = weights.need(outputs)
-        return Dim(need, weights.cut(outputs, need[0], x.device))
 
     def forward(self, x: Tensor) -> Tensor:
         if self._is_outside:
@@ -226,22 +128,7 @@ class DistributedUpsample(Module):
         made = dtype_after(lambda one: F.interpolate(one, (1,) * (x.dim() - 2), mode=self.mode), x)
         if not self._block.volume:
             return y.sum(dtype=made).expand(self._block.shape)
-        y = self._by_kernel(y) if all(dim.made for dim in self._dims) else self._by_rows(y)
-        return y.to(made).contiguous(memory_format=memory_format_of(x))
-
-    def _by_kernel(self, y: Tensor) -> Tensor:
-        corners = () if self.mode in NEAREST else (bool(self.align_corners),)
-        y = self._kernel(y, [dim.made for dim in self._dims], *corners, *(dim.scale for dim in self._dims))
-        for d, dim in enumerate(self._dims, 2):
-            if dim.extra:
-                y = y.narrow(d, dim.extra, dim.made - dim.extra)
-        return y
-
-    def _by_rows(self, y: Tensor) -> Tensor:
-        y = y.float() if y.dtype in HALVES and self.mode not in NEAREST else y
-        for d, dim in reversed([*enumerate(self._dims, 2)]):  # last dim first: its rows are short, and few as yet
-            y = dim.weights.take(y, d)
-        return y
+        return self._operator.run(self._block, y).to(made).contiguous(memory_format=memory_format_of(x))
 
     def _output_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The global output's shape; raises what torch raises for arguments that do not fit."""
@@ -263,9 +150,9 @@ class DistributedUpsample(Module):
         return (shape[0], *y.shape[1:])
 
     def _scale(self, d: int) -> float | None:
-        """The scale factor that torch would pass to its kernel for a dim."""
+        """The scale factor that torch would pass to its kernel for a dim of space."""
         factor = None if self.recompute_scale_factor else self.scale_factor
-        return float(factor[d - 2]) if isinstance(factor, tuple) else factor
+        return float(factor[d]) if isinstance(factor, tuple) else factor
 
     def _structure_of(self, input: tuple) -> Hashable:
         found = super()._structure_of(input)

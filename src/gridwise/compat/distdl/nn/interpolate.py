@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gridwise.errors import UnsupportedError
-from gridwise.nn.windows.interpolation import InterpolationWeights, linear_weights, nearest_weights
+from gridwise.operators.interpolation_weights import InterpolationWeights, linear_weights, nearest_weights
 
 
 def check_mode(mode: str) -> None:
@@ -23,7 +23,7 @@ def weights_of(
     """The interpolation weights along one dim, in the dtype of `x`."""
     check_mode(mode)
     if mode == "nearest":
-        return nearest_weights(mode, n_in, n_out, scale_factor, x)
+        return nearest_weights(mode, n_in, n_out, scale_factor, x.dtype, x.device)
     return linear_weights(n_in, n_out, scale_factor, align_corners, x.dtype)
 
 

@@ -3,9 +3,10 @@
     nearest    y_o = x_i               i from torch's own kernel, run on the global dim
     linear     y_o = (1 - w) x_i + w x_j     i = floor(s), j = min(i + 1, n - 1), w = s - i
     cubic      y_o = sum_k c_k(w) x_(i + k - 1)     k = 0 .. 3, rows outside repeat the edge, c with A = -0.75
+    smooth     y_o = sum_k f((i + k - s) r) x_(i + k) / sum_k f(...)     antialiased: r = min(1, n_out / n), any k
 
 with s the source coordinate of output o, from *global* coordinates, in the arithmetic of ATen (UpSample.h): float64 for
-float64 and float32 for all else. `upsampling` moves the source rows.
+float64 and float32 for all else.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...errors import UnsupportedError
-from ...grid import Interval, Shape
+from ..errors import UnsupportedError
+from ..grid import Interval, Shape
 
 NEAREST = {
     "nearest": ("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"),
@@ -67,18 +68,24 @@ class InterpolationWeights:
 
 
 def nearest_weights(
-    mode: str, n_in: int, n_out: int, scale: float | None, x: Tensor, vectorised: bool = False
+    mode: str,
+    n_in: int,
+    n_out: int,
+    scale: float | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    vectorised: bool = False,
 ) -> InterpolationWeights:
-    """The sources that torch's kernel takes for tensors like `x`, found by interpolating the row numbers themselves.
+    """The sources that torch's kernel takes for such tensors, found by interpolating the row numbers themselves.
 
     On a CPU torch has a `vectorised` kernel besides the general one (`is_vectorised`). It calculates in float32 whatever
     the dtype, and in mode 'nearest' it copies a dim that keeps its extent, whatever the scale, and doubles one likewise.
     """
-    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    dtype = torch.float64 if dtype == torch.float64 else torch.float32
     if n_in > 2**24 and dtype == torch.float32:
         raise UnsupportedError(f"mode {mode!r} of a dim of {n_in} rows needs float64: float32 cannot number them.")
-    device = "cpu" if x.is_meta or vectorised else x.device  # a plan has no numbers
-    rows = torch.arange(n_in, dtype=dtype, device=device).view(1, 1, n_in)
+    on_cpu = device.type == "meta" or vectorised  # a plan has no numbers
+    rows = torch.arange(n_in, dtype=dtype, device="cpu" if on_cpu else device).view(1, 1, n_in)
     if vectorised:  # as it is for any four channels that are the last dim in memory
         rows = rows.unsqueeze(-1).repeat(1, 4, 1, 1).contiguous(memory_format=torch.channels_last)
         made = getattr(torch.ops.aten, NEAREST[mode][1])(rows, [n_out, 1], scale, None)[0, 0]
@@ -124,6 +131,41 @@ def cubic_weights(
     return InterpolationWeights(rows, (_outer(w + 1), _inner(w), _inner(1 - w), _outer(2 - w)))
 
 
+def smooth_weights(
+    mode: str, n_in: int, n_out: int, scale: float | None, align_corners: bool, dtype: torch.dtype
+) -> InterpolationWeights:
+    """All sources under a filter that is as wide as the ratio of the extents, for antialiasing (ATen: `..._aa`).
+
+    >>> taps = smooth_weights("bilinear", 8, 4, None, False, torch.float64)
+    >>> taps.need((1, 2)), [float(weight[1]) for weight in taps.weights]
+    ((1, 5), [0.125, 0.375, 0.375, 0.125, 0.0])
+    """
+    outputs = torch.arange(n_out, dtype=torch.float64 if dtype == torch.float64 else torch.float32, device="cpu")
+    ratio = _ratio(n_in, n_out, scale, align_corners, outputs)
+    least = 1.0 if mode == "bilinear" else 2.0
+    support = least * max(1.0, float(ratio))
+    middle = ratio * (outputs + 0.5)
+    first = (middle - support + 0.5).long().clamp(min=0)
+    count = (middle + support + 0.5).long().clamp(max=n_in) - first
+    rows, weights = [], []
+    narrow = 1.0 / ratio if ratio >= 1 else torch.ones_like(ratio)
+    for k in range(int(count.max())):
+        at = ((first + k - middle + 0.5) * narrow).abs()
+        weight = (1 - at).clamp(min=0) if mode == "bilinear" else _keys(at)
+        rows.append(torch.minimum(first + k, first + count - 1))
+        weights.append(torch.where(k < count, weight, 0.0))
+    total = torch.stack(weights).sum(0)
+    return InterpolationWeights(tuple(rows), tuple(weight / total for weight in weights))
+
+
+def _keys(at: Tensor) -> Tensor:
+    """Keys' cubic with A = -0.5, at distances from its middle."""
+    a = -0.5
+    inner = ((a + 2) * at - (a + 3)) * at * at + 1
+    outer = (((at - 5) * at + 8) * at - 4) * a
+    return torch.where(at < 1, inner, torch.where(at < 2, outer, 0.0))
+
+
 def _inner(t: Tensor) -> Tensor:
     return ((CUBIC_A + 2) * t - (CUBIC_A + 3)) * t * t + 1
 
@@ -135,10 +177,14 @@ def _outer(t: Tensor) -> Tensor:
 def _coordinates(n_in: int, n_out: int, scale: float | None, align_corners: bool, dtype: torch.dtype) -> Tensor:
     """The source coordinate of each output (ATen's area_pixel_compute_scale and area_pixel_compute_source_index)."""
     outputs = torch.arange(n_out, dtype=torch.float64 if dtype == torch.float64 else torch.float32, device="cpu")
+    ratio = _ratio(n_in, n_out, scale, align_corners, outputs)
+    return ratio * outputs if align_corners else ratio * (outputs + 0.5) - 0.5
+
+
+def _ratio(n_in: int, n_out: int, scale: float | None, align_corners: bool, like: Tensor) -> Tensor:
     if align_corners:
-        return (_divided(n_in - 1, n_out - 1, outputs) if n_out > 1 else outputs.new_zeros(())) * outputs
-    ratio = outputs.new_tensor(1.0 / scale) if scale is not None and scale > 0 else _divided(n_in, n_out, outputs)
-    return ratio * (outputs + 0.5) - 0.5
+        return _divided(n_in - 1, n_out - 1, like) if n_out > 1 else like.new_zeros(())
+    return like.new_tensor(1.0 / scale) if scale is not None and scale > 0 else _divided(n_in, n_out, like)
 
 
 def _divided(a: int, b: int, like: Tensor) -> Tensor:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -85,8 +87,24 @@ def sum_of_blocks(
     return target, lambda y: back(y.reshape(box)).reshape(block)
 
 
+@rule("std", "var", "std_mean", "var_mean")
+def moments(call: Call) -> Placed:
+    """Of each block, whose reduced dims are whole; torch would warn of an empty one, in which there is none to compute."""
+    placed, pair = others(call), call.kind.endswith("_mean")
+    dims = call.dims("dim", call.tensors[0].dim) if call.given.get("dim") is not None else ()
+    run, keepdim = placed.run, bool(call.given.get("keepdim", False))
+
+    def local(x: Tensor) -> Any:
+        if x.numel() or not any(x.shape[d] == 0 for d in range(x.dim()) if d not in dims):
+            return run(x)
+        nothing = torch.linalg.vector_norm(x, dim=dims, keepdim=keepdim)
+        return (nothing, x.sum(dims, keepdim)) if pair else nothing
+
+    return replace(placed, run=local) if dims else placed
+
+
 @rule(
-    "amax", "amin", "prod", "logsumexp", "std", "var", "std_mean", "var_mean", "any", "all", "max.dim", "min.dim",
+    "amax", "amin", "prod", "logsumexp", "any", "all", "max.dim", "min.dim",
     "median.dim", "nanmedian.dim", "kthvalue", "argmax", "argmin", "linalg_vector_norm", "norm", "linalg_norm", "aminmax",
     "count_nonzero", "max", "min",
     "frobenius_norm", "nuclear_norm", "nanmean", "mode", "quantile",

@@ -13,6 +13,7 @@ import mmap
 import os
 import tempfile
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from torch import Tensor
 from ..data.sources import Source
 from ..errors import DataError
 from ..grid import Box, Shape
-from ..grid.row_major import flat_span
+from ..grid.row_major import flat_span, strides_of
 
 
 class StoredArray(ABC):
@@ -75,38 +76,67 @@ class InMemory(StoredArray):
 
 
 class InFile(StoredArray):
-    """A tensor in a file without a name, in a folder."""
+    """A tensor in a file without a name, in a folder.
+
+    Long runs of bytes are read and written by calls, which leave nothing in the memory of this process. Short ones are
+    copied through a map, whose pages are given back at once.
+    """
 
     def __init__(self, shape: Shape, dtype: torch.dtype, folder: Path) -> None:
         self.shape, self.dtype = shape, dtype
         size = max(1, prod(shape)) * dtype.itemsize
-        with tempfile.TemporaryFile(dir=folder) as file:
-            try:
-                os.posix_fallocate(file.fileno(), 0, size)
-            except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                    raise
-                free = os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize
-                raise DataError(
-                    f"the store in {folder} has no room for {size:,} bytes more; {free:,} are free.",
-                    fix="store= names a folder on a larger disk.",
-                ) from None
-            self._map = mmap.mmap(file.fileno(), size)
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  closed by `release`, or with this object
+        try:
+            os.posix_fallocate(self._file.fileno(), 0, size)
+        except OSError as error:
+            self._file.close()
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
+            free = os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize
+            raise DataError(
+                f"the store in {folder} has no room for {size:,} bytes more; {free:,} are free.",
+                fix="store= names a folder on a larger disk.",
+            ) from None
+        self._map = mmap.mmap(self._file.fileno(), size)
         bytes = torch.frombuffer(self._map, dtype=torch.uint8)
         self._tensor: Tensor | None = bytes.view(dtype)[: prod(shape)].view(shape)
 
     def read(self, box: Box, device: torch.device) -> Tensor:
-        x = self._at(box).to(device, copy=True)
-        self._give_back(box)
-        return x
+        x = torch.empty(box.shape, dtype=self.dtype, device="cpu")
+        if not self._by_calls(box, x, os.preadv):
+            x.copy_(self._at(box))
+            self._give_back(box)
+        return x.to(device)
 
     def write(self, box: Box, x: Tensor) -> None:
-        self._at(box).copy_(x)
-        self._give_back(box)
+        x = x.to("cpu", self.dtype)
+        if not self._by_calls(box, x.contiguous() if runs_of(self.shape, box)[1] >= LONG else x, os.pwritev):
+            self._at(box).copy_(x)
+            self._give_back(box)
 
     def add(self, box: Box, x: Tensor) -> None:
-        self._at(box).add_(x.to("cpu"))
-        self._give_back(box)
+        self.write(box, self.read(box, torch.device("cpu")).add_(x.to("cpu")))
+
+    def _by_calls(self, box: Box, x: Tensor, move: Callable[[int, list[Any], int], int]) -> bool:
+        """Move a box in long runs, if it has such."""
+        lead, length = runs_of(self.shape, box)
+        size = self.dtype.itemsize
+        if length * size < LONG:
+            return False
+        data = memoryview(x.detach().reshape(-1).view(torch.uint8).numpy())
+        strides = strides_of(self.shape)
+        first = sum(a * s for a, s in zip(box.start, strides, strict=True))
+        for i, index in enumerate(np.ndindex(*box.shape[:lead])):
+            offset = (first + sum(j * s for j, s in zip(index, strides, strict=False))) * size
+            self._move_run(data[i * length * size : (i + 1) * length * size], offset, move)
+        return True
+
+    def _move_run(self, data: memoryview, offset: int, move: Callable[[int, list[Any], int], int]) -> None:
+        while data:
+            moved = move(self._file.fileno(), [data], offset)
+            if not moved:
+                raise DataError("the store has lost what was written to it.")
+            data, offset = data[moved:], offset + moved
 
     def _at(self, box: Box) -> Tensor:
         assert self._tensor is not None
@@ -125,6 +155,20 @@ class InFile(StoredArray):
         self._tensor = None
         with contextlib.suppress(BufferError):  # a view is still in use; the map goes with it
             self._map.close()
+        self._file.close()
+
+
+LONG = 4096
+"""Bytes in a row from which a call of the system is faster than the faults of a mapped page."""
+
+
+def runs_of(shape: Shape, box: Box) -> tuple[int, int]:
+    """Into how many leading dims a box has to be taken apart to get contiguous runs, and the length of these."""
+    lead, length = len(shape), 1
+    while lead and (lead == len(shape) or box.shape[lead] == shape[lead]):
+        lead -= 1
+        length *= box.shape[lead]
+    return lead, length
 
 
 def made(shape: Shape, dtype: torch.dtype, folder: Path | None, pinned: bool, zeros: bool = False) -> StoredArray:

@@ -27,6 +27,7 @@ class Limits:
     memory : bytes of the working set on the device; None: what is free at the first call, less a tenth
     tile : the most rows along the last dims, in place of `memory`
     store : a folder for arrays between stages; None: memory if they fit there too, else the folder for temporary files
+    in_memory : whether they are kept in memory, fit or not
     device : where tiles are computed; None: where the parameters are
     """
 
@@ -34,6 +35,7 @@ class Limits:
     tile: Shape | None = None
     store: Path | None = None
     device: torch.device | None = None
+    in_memory: bool = False
 
     @classmethod
     def of(cls, memory: str | int | None, tile: int | Shape | None, store: str | Path | None, device: object) -> Limits:
@@ -42,12 +44,13 @@ class Limits:
         sizes = (tile,) if isinstance(tile, int) else tile
         if sizes is not None and (not sizes or any(not isinstance(n, int) or n < 1 for n in sizes)):
             raise PartitionError(f"tiled: `tile` (={tile!r}) must be sizes of at least 1, as in (256, 256).")
-        folder = None if store is None else Path(store)
+        in_memory = store == "memory"
+        folder = None if store is None or in_memory else Path(store)
         if folder is not None and not folder.is_dir():
             raise PartitionError(f"tiled: `store` (={str(store)!r}) is no folder.\n  fix: make it, or name another.")
         limit = None if memory is None else number_of_bytes(memory, "tiled")
         where = None if device is None else torch.device(device)  # type: ignore[call-overload]
-        return cls(limit, sizes if sizes is None else tuple(sizes), folder, where)
+        return cls(limit, sizes if sizes is None else tuple(sizes), folder, where, in_memory)
 
     def scheduled(self, graph: OperatorGraph, backward: bool, device: torch.device) -> tuple[Schedule, Path | None]:
         """The schedule within these limits, and the folder of its arrays; None for memory."""
@@ -55,7 +58,7 @@ class Limits:
             return scheduled(graph, None, backward, self.tile), self.store
         memory = self.memory if self.memory is not None else int(SHARE * free(device))
         on_disk = self.store or Path(tempfile.gettempdir())
-        if device.type != "cpu" or self.store is not None:
+        if device.type != "cpu" or self.store is not None or self.in_memory:
             return scheduled(graph, memory, backward), self.store
         schedule = scheduled(graph, memory, backward)
         stored = schedule.stored_peak

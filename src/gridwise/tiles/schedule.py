@@ -20,14 +20,17 @@ from math import prod
 from ..errors import UnsupportedError
 from ..grid import Box, Shape
 from ..operators.on_boxes import Local
+from .arrays import runs_of
 from .cone import Stage, cuts_of, is_collecting, is_whole, stage_of, whole_stage
 from .footprint import footprint
 from .graph import GlobalValue, Operation, OperatorGraph
 
 HEAVY = 16.0
 """Operations per element from which computing a value again costs more than storing it."""
-WIDE = 3.0
-"""How many times a tile's share of an input an operator may need before that input is stored."""
+WIDE = 0.9
+"""The share of an input that an operator needs for a quarter of its output from which on that input is stored."""
+LARGER = 16
+"""How many times larger than an input an output must be for the input to be stored."""
 AGAIN = 1.12
 """The most work of a stage, over that of computing everything once."""
 NOMINAL = 4
@@ -154,18 +157,18 @@ def _of_parameters(graph: OperatorGraph) -> set[GlobalValue]:
 
 
 def _widely_needed(operation: Operation) -> list[GlobalValue]:
-    """The inputs of which a tile needs much more than its share."""
+    """The inputs of which a tile needs much more than its share, or from which something much larger is made."""
     out = operation.outputs[0]
-    candidates = [v for v in operation.inputs if v.source is None and v.nbytes > LITTLE]
+    candidates = [v for v in operation.inputs if v.source is None]
     if not candidates or not prod(out.shape):
         return []
-    free = _free_dims(operation)
-    box = _middle(out.shape, [NOMINAL if d in free else 1 for d in range(len(out.shape))])
-    share = box.volume / prod(out.shape)
-    found = []
-    for value, need in zip(operation.inputs, operation.needs(box), strict=True):
-        if value in candidates and need.volume > WIDE * share * prod(value.shape):
-            found.append(value)
+    found = [v for v in candidates if v.nbytes * LARGER <= out.nbytes]
+    whole = operation.needs(Box.of_shape(out.shape))
+    for d in _free_dims(operation):
+        box = _middle(out.shape, [NOMINAL if e == d else 1 for e in range(len(out.shape))])
+        for value, need, most in zip(operation.inputs, operation.needs(box), whole, strict=True):
+            if value in candidates and value.nbytes > LITTLE and need.volume > WIDE * most.volume:
+                found.append(value)
     return found
 
 
@@ -365,20 +368,39 @@ def _fitting(
         return counts
     now = size(counts)
     while now > memory:
-        found: list[tuple[float, int, tuple[int, ...]]] = []
-        for d, n in enumerate(stage.shape):
-            finer = _finer(n, counts[d])
-            if finer is None:
-                continue
-            trial = (*counts[:d], finer, *counts[d + 1 :])
-            then = size(trial)
-            if then < 0.97 * now:
-                gain = 1 - then / now
-                found.append((_cost(stage, trial) / gain**0.5, then, trial))
+        found = _finer_ones(stage, counts, now, size, only_less_to_read=True)
+        found = found or _finer_ones(stage, counts, now, size, only_less_to_read=False)
         if not found:
             return counts
         _, now, counts = min(found)
     return counts
+
+
+def _finer_ones(
+    stage: Stage, counts: tuple[int, ...], now: int, size: Callable[[tuple[int, ...]], int], only_less_to_read: bool
+) -> list[tuple[float, int, tuple[int, ...]]]:
+    """What one more cut along each dim costs, and how much a tile then holds.
+
+    Cutting output channels makes a convolution read the same again, and less efficient: a last resort.
+    """
+    found: list[tuple[float, int, tuple[int, ...]]] = []
+    before = _bytes_read(stage, counts)
+    for d, n in enumerate(stage.shape):
+        finer = _finer(n, counts[d])
+        if finer is None:
+            continue
+        trial = (*counts[:d], finer, *counts[d + 1 :])
+        then = size(trial)
+        if then < 0.97 * now and (not only_less_to_read or _bytes_read(stage, trial) < 0.95 * before or not before):
+            gain = 1 - then / now
+            found.append((_cost(stage, trial) / gain**0.5, then, trial))
+    return found
+
+
+def _bytes_read(stage: Stage, counts: tuple[int, ...]) -> int:
+    """What the tile in the middle reads."""
+    hulls = stage.hulls(_middle(stage.shape, counts))
+    return sum(hulls[v].volume * v.spec.dtype.itemsize for v in stage.reads if not v.is_fixed)
 
 
 def _finer(extent: int, count: int) -> int | None:
@@ -392,11 +414,15 @@ def _cost(stage: Stage, counts: tuple[int, ...]) -> float:
     box = _middle(stage.shape, counts)
     hulls = stage.hulls(box)
     work = sum(each.operator.flops * hulls[each.outputs[0]].volume * slowness(each, hulls) for each in stage.operations)
+    moved = [(root, box) for root in stage.roots] + [(v, hulls[v]) for v in stage.reads if not v.is_fixed]
+    for value, part in moved:
+        length = runs_of(value.shape, part)[1]
+        work += PER_BYTE * part.volume * value.spec.dtype.itemsize + PER_RUN * part.volume / max(1, length)
     return (work + PER_STEP * len(stage.operations)) * _count(stage, counts)
 
 
-PER_STEP = 2e5
-"""What an operator costs besides its work, in operations."""
+PER_STEP, PER_BYTE, PER_RUN = 2e5, 6.0, 3e4
+"""What an operator of a tile costs besides its work, a byte that is moved, and a run of bytes; in operations."""
 
 
 def slowness(operation: Operation, hulls: Mapping[GlobalValue, Box]) -> float:

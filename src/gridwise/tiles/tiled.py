@@ -82,8 +82,8 @@ def tiled(
     memory : how much memory a call may use on the device, besides parameters, their gradients and your own tensors; a
         number of bytes, or text such as "6GiB". Default: what is free, less a tenth
     tile : in place of `memory`: the most rows of a tile along the last dims, as in ``(256, 256)``
-    store : a folder for what lies between stages. Default: host memory for a GPU; on a CPU, where the two are one memory,
-        the folder for temporary files if it does not fit into `memory` too
+    store : a folder for what lies between stages, or "memory". Default: host memory for a GPU; on a CPU, where the two
+        are one memory, the folder for temporary files if it does not fit into `memory` too
     methods : names of further methods that run by tiles, as in ``("decode",)``
     progress : whether a bar shows the time left; default: on a terminal
     device : where tiles are computed; default: where the parameters are

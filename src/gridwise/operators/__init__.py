@@ -10,6 +10,7 @@ indexing     indexing by tensors
 products     products and sums of products; `sums`: what is collected box by box
 attention    scaled dot-product attention
 transforms   softmax, sorting, Fourier transforms, matrices; `recurrent`: recurrent layers
+reductions   sums, means, norms, variances; `running`: reductions with a running value
 windows      windows along one dim; `convolution`: convolutions, plain and transposed
 windows      windows along one dim; `convolution`, `transposed_convolution`, `pooling`, `adaptive_pooling`, `padding`
 interpolation           up- and downsampling; `interpolation_weights`: rows and weights along one dim
@@ -34,6 +35,8 @@ from . import pooling as pooling
 from . import products as products
 from . import random as random
 from . import recurrent as recurrent
+from . import reductions as reductions
+from . import running as running
 from . import slicing as slicing
 from . import transforms as transforms
 from . import transposed_convolution as transposed_convolution

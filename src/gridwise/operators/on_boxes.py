@@ -48,6 +48,9 @@ class Collecting(ABC):
     """The shape of what is cut into boxes."""
     flops: float = 1.0
     """About how many operations an element of `space` takes."""
+    local: Local | None = None
+    """The same as a local operator, which needs more than a box at once, for those who would rather not wait for all
+    boxes; None if there is none."""
 
     @abstractmethod
     def needs(self, box: Box) -> Sequence[Box]:

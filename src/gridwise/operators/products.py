@@ -13,16 +13,15 @@ from math import prod
 from torch import Tensor
 
 from ..grid import Box
+from . import sums
 from .call import OperatorCall
 from .labels import Labels, by_labels, needs_by_labels, numbered
 from .on_boxes import Local, Summed
 from .pointwise import aligned
-from .sums import SMALL, in_full, kept_in
+from .sums import in_full, kept_in
 from .table import NotOnBoxes, operator
 
 Operands = Sequence[Labels]
-LONG = 1 << 16
-"""From so many terms on, the terms of a sum of products are visited box by box."""
 
 
 def product(call: OperatorCall, operands: Operands, result: Labels) -> Local | Summed:
@@ -33,8 +32,9 @@ def product(call: OperatorCall, operands: Operands, result: Labels) -> Local | S
             extents[label] = max(n, extents.get(label, 1))
     summed = [label for label in extents if label not in result]
     terms = prod(extents[label] for label in summed)
-    if call.result.volume > SMALL or terms < LONG or len(operands) > 2:
-        return by_labels(call, operands, result, flops=2.0 * terms)
+    local = by_labels(call, operands, result, flops=2.0 * terms)
+    if not sums.is_collected(call.result.volume, terms, sums.LONG) or len(operands) > 2:
+        return local
     labels, run, dims = [*result, *summed], call.locally(), call.result.dim
     space = tuple(extents[label] for label in labels)
     needs = needs_by_labels([each.shape for each in call.tensors], operands, space, labels)
@@ -44,7 +44,9 @@ def product(call: OperatorCall, operands: Operands, result: Labels) -> Local | S
         own = Box(box.start[:dims], box.stop[:dims])
         return (in_full(run(*tensors).to(kept_in(dtype)), own, shape),)
 
-    return Summed(space, needs, partial, lambda total: (total.to(dtype),), 2.0)
+    made = Summed(space, needs, partial, lambda total: (total.to(dtype),), 2.0)
+    made.local = local
+    return made
 
 
 @operator("matmul", "mm", "bmm", "mv", "dot", "vdot", "linalg_matmul", "linalg_vecdot")

@@ -1,7 +1,7 @@
-"""Sums that are collected box by box: the precision in which they are kept, and the summands of a box.
+"""What is collected box by box: when, in which precision sums are kept, and the summands of a box.
 
-A reduction is collected if its result is `SMALL`, so that it can be kept while boxes come and go. It is a local operator
-otherwise, which needs the reduced dims whole.
+A reduction of many elements to a small result is collected. If the result is large, or it takes few elements to make one
+of the result (channels, a window), it is a local operator that needs the reduced dims whole.
 """
 
 from __future__ import annotations
@@ -14,6 +14,14 @@ from ..grid import Box, Shape
 
 SMALL = 1 << 16
 """Results of up to so many elements are collected."""
+MANY = 1 << 11
+"""Reductions of more elements than these are collected, and sums of products with more than `LONG` terms."""
+LONG = 1 << 16
+
+
+def is_collected(result: int, terms: int, many: int | None = None) -> bool:
+    """Whether a reduction to `result` elements, each of so many terms, is collected."""
+    return result <= SMALL and terms > (MANY if many is None else many)
 
 
 def kept_in(dtype: torch.dtype) -> torch.dtype:

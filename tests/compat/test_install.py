@@ -36,6 +36,11 @@ print(subprocess.run([sys.executable, "-c", code], check=True, capture_output=Tr
 WORKER = """
 from mpi4py import MPI
 from distdl.backends.mpi.partition import MPIPartition
+half = MPI.COMM_WORLD.Split(MPI.COMM_WORLD.rank)
+if MPI.COMM_WORLD.rank == 0:  # alone, before anybody has a partition of the world
+    P = MPIPartition(half).create_partition_union(MPIPartition())
+    assert P.size == 1
+    P.deactivate()
 P = MPIPartition(MPI.COMM_WORLD)
 print("".join(["sum ", str(int(P.allreduce_data(__import__("numpy").array([P.rank + 1]))[0])), "\\n"]), end="", flush=True)
 """

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from gridwise.comm.transports.base import Transport
+from gridwise.comm.transports.solo import SoloTransport
 from gridwise.errors import PartitionError
 from gridwise.grid import Grid, whole_numbers
 from gridwise.partition import CartesianPartition, Partition, world
@@ -43,10 +44,11 @@ class MPIPartition(Partition):
 
     def __init__(self, comm: Any = COMM_NULL, group: Any = GROUP_NULL, root: Any = None) -> None:
         if comm is None or comm == COMM_NULL:
-            self._set(world().transport, None, None)
+            self._set(_NOBODY, None, None)
             return
-        given = world() if _is_world(comm) else world(comm)
-        self._set(given.transport, given.grid, given)
+        is_whole = _is_world(comm)
+        given = world() if is_whole else world(comm)
+        self._set(given.transport, given.grid, None if is_whole else given)
         if _MPI is not None and given.transport.name == "mpi" and comm.Get_size() == given.size:
             self._comm = comm
 
@@ -102,7 +104,7 @@ class MPIPartition(Partition):
         """This partition's workers, then those of `other` that are not among them."""
         if self._grid is None or (isinstance(other, MPIPartition) and other._grid is None):
             filled = other if self._grid is None else self
-            return _made(MPIPartition, self.transport, Grid.line(filled.ranks))
+            return _made(MPIPartition, filled.transport, Grid.line(filled.ranks))
         return _made(MPIPartition, self.transport, self._plain.create_partition_union(plain(other)).grid)
 
     def create_cartesian_topology_partition(
@@ -142,7 +144,7 @@ class MPIPartition(Partition):
             self._comm.Free()
         self.active, self._comm, self._group = False, COMM_NULL, GROUP_NULL
         _alive[self.transport].discard(self)
-        if opened is not None and opened.active and opened is not world():
+        if opened is not None and opened.active:
             others = np.array([len(_alive[self.transport])], dtype=np.int64)
             self.transport.all_max(others, opened.team, "deactivate")
             if not others[0]:
@@ -204,6 +206,8 @@ class MPICartesianPartition(MPIPartition, CartesianPartition):
         return pairs
 
 
+_NOBODY = SoloTransport()
+"""Where a partition without workers is: the world may be unknown yet, and all its workers would have to join to find it."""
 _alive: dict[Transport, weakref.WeakSet[MPIPartition]] = {}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 from old_partitions import block, partition
@@ -168,3 +169,38 @@ def test_the_structure_of_a_global_tensor_is_that_of_its_blocks() -> None:
             assert found.requires_grad == (grad and dtype.is_floating_point)
         found = assemble_global_tensor_structure(x, P_x, P_y)
         assert tuple(found.shape) == (5, 6)
+
+
+@workers(4)
+def test_overlaps_say_what_goes_where_and_managers_count_buffers() -> None:
+    row, square = partition(1, 4), partition(2, 2)
+    import distdl
+    from distdl.backends.mpi.buffer import MPIBufferManager
+
+    x = torch.arange(35.0).reshape(5, 7)
+    manager = MPIBufferManager()
+    layer = distdl.nn.Repartition(row, square, buffer_manager=manager)
+    y = layer(block(row, x))
+    mine = block(row, x)
+    to_square, from_row = layer.P_x_to_y_overlaps, layer.P_y_to_x_overlaps
+    assert len(to_square) == len(from_row) == 4
+    assert [whose is not None for _, _, whose in to_square] == [row.rank in places for places in ((0, 1), (2, 3)) * 2]
+    found = torch.zeros_like(y)
+    for rank, (part, shape, whose) in enumerate(from_row):
+        if whose is not None:
+            assert tuple(found[part].shape) == tuple(shape)
+            assert whose == ("self" if rank == square.rank else rank)
+            found[part] += 1
+    assert (found == 1).all()
+    assert sum(mine[part].numel() for part, _, whose in to_square if whose is not None) == mine.numel()
+    away = sum(whose not in (None, "self") for _, _, whose in (*to_square, *from_row))
+    assert len(manager.buffers_map[np.float32]) == away
+    assert all(buffer.capacity == 0 for buffer in manager.buffers_map[np.float32])
+    same = distdl.nn.Repartition(square, square)
+    same(y)
+    assert {whose for _, _, whose in (*same.P_x_to_y_overlaps, *same.P_y_to_x_overlaps)} == {None, "self"}
+    conv = distdl.nn.DistributedConv2d(
+        partition(1, 1, 2, 2), in_channels=1, out_channels=1, kernel_size=3, buffer_manager=manager
+    )
+    conv(block(partition(1, 1, 2, 2), x[None, None]))
+    assert len(manager.buffers_map[np.float32]) == 4

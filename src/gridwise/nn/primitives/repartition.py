@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ...errors import PartitionError
-from ...grid import Layout, Needs, Shape, route
+from ...grid import Layout, Needs, route
 from ...grid.cuts import checked_cuts
 from ...partition import Partition
 from ..engine.agreement import agree_layout
@@ -75,11 +75,12 @@ class Repartition(Primitive):
     def _distdl_module_setup(self, input: tuple[Tensor, ...]) -> None:
         transport = self.P_x.transport
         source, agreed = agree_layout(transport, self._team, self._title, self.P_x.grid, input[0])
-        plan = route(source, Needs.of_layout(self._target(source.global_shape)), transport.rank)
+        plan = route(source, Needs.of_layout(self._target(source)), transport.rank)
         self._plan(Move(transport, self._team, self._title, plan, self._nothing), agreed)
 
-    def _target(self, shape: Shape) -> Layout:
-        """The blocks of the output, a tensor of the global shape `shape`."""
+    def _target(self, source: Layout) -> Layout:
+        """The blocks of the output for an input in these blocks."""
+        shape = source.global_shape
         target = Layout.balanced(self.P_y.grid, shape)
         if self.cuts:
             target = Layout(self.P_y.grid, tuple(map(_chosen, self.cuts, target.cuts)))

@@ -21,10 +21,11 @@ from gridwise.partition import Partition
 from ..backends.mpi.buffer import check_manager
 from ..backends.mpi.partition import plain
 from .mixins import ConvMixin, HaloMixin
+from .module import WindowedModule
 from .root_parameters import RootParameters, own_generators
 
 
-class DistributedFeatureConvBase(RootParameters, HaloMixin, ConvMixin, Conv):
+class DistributedFeatureConvBase(RootParameters, WindowedModule, HaloMixin, ConvMixin, Conv):
     """Only space is cut, by `P_x`; the first worker owns weight and bias."""
 
     def __init__(
@@ -41,8 +42,7 @@ class DistributedFeatureConvBase(RootParameters, HaloMixin, ConvMixin, Conv):
         bias: bool = True,
         buffer_manager: object = None,
     ) -> None:
-        check_manager(buffer_manager)
-        P = plain(P_x)
+        manager, P = check_manager(buffer_manager), plain(P_x)
         if P.dim > 1 and P.grid.shape[1] != 1:
             raise PartitionError(
                 f"{type(self).__name__}: `P_x` (={P.grid.shape}) must not cut the channels.\n"
@@ -52,10 +52,10 @@ class DistributedFeatureConvBase(RootParameters, HaloMixin, ConvMixin, Conv):
         with own_generators(self):
             super().__init__(P, *sizes)
         self._hide()
-        self.serial = P.size == 1
+        self.serial, self.buffer_manager = P.size == 1, manager
 
 
-class DistributedGeneralConvBase(RootParameters, HaloMixin, ConvMixin, Conv):
+class DistributedGeneralConvBase(RootParameters, WindowedModule, HaloMixin, ConvMixin, Conv):
     """Channels are cut, and space too if `P_w` cuts it; the first worker that uses a block of the weight owns it."""
 
     def __init__(
@@ -74,7 +74,7 @@ class DistributedGeneralConvBase(RootParameters, HaloMixin, ConvMixin, Conv):
         bias: bool = True,
         buffer_manager: object = None,
     ) -> None:
-        check_manager(buffer_manager)
+        manager = check_manager(buffer_manager)
         if groups != 1:
             raise UnsupportedError(
                 f"{type(self).__name__}: `groups` (={groups}) is not offered: DistDL's layer gives each worker all groups of "
@@ -88,7 +88,7 @@ class DistributedGeneralConvBase(RootParameters, HaloMixin, ConvMixin, Conv):
         self._hide()
         parameters: dict[str, Any] = {**self._parameters}
         self.stores_weight, self.stores_bias = (parameters.get(name) is not None for name in ("weight", "bias"))
-        self.stores_bias = self.stores_bias and self._owns("bias")
+        self.stores_bias, self.buffer_manager = self.stores_bias and self._owns("bias"), manager
 
     @property
     def conv_layer(self) -> torch.nn.Module:

@@ -23,7 +23,7 @@ from gridwise.nn.engine.carrier import Move
 from gridwise.nn.primitives.base import Primitive
 from gridwise.partition import Partition
 
-from ..backends.mpi.buffer import check_manager
+from ..backends.mpi.buffer import check_manager, hold_buffers
 from ..backends.mpi.communicator import Communicator
 from ..backends.mpi.partition import is_periodic, plain
 from .module import Module
@@ -46,7 +46,7 @@ class HaloExchange(Module, Primitive):
     P_x : a partition with as many axes as the tensor has dims
     halo_shape : this worker's rows before and after its block, for each dim; a bad one raises at the first call
     recv_buffer_shape, send_buffer_shape : only used for `slices`; what is sent follows from all workers' `halo_shape`
-    buffer_manager : accepted, and not used
+    buffer_manager : gets DistDL's four buffers, which stay empty
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ class HaloExchange(Module, Primitive):
         buffer_manager: object = None,
     ) -> None:
         super().__init__()
-        check_manager(buffer_manager)
+        self.buffer_manager = check_manager(buffer_manager)
         self._periodic = is_periodic(P_x)
         self.P_x = plain(P_x)
         self.halo_shape: Halo = ()
@@ -107,6 +107,7 @@ class HaloExchange(Module, Primitive):
         if self.recv_buffer_shape is not None and self.send_buffer_shape is not None:
             self.slices = self._assemble_slices(input[0].shape, self.recv_buffer_shape, self.send_buffer_shape)
         self._plan(Move(transport, self._team, self._title, plan, self._nothing), agreed)
+        hold_buffers(self.buffer_manager, 4, agreed.dtype)
 
     def _assemble_slices(
         self, x_local_shape: Sequence[int], recv_buffer_shape: object, send_buffer_shape: object

@@ -13,10 +13,10 @@ from ...notes import note
 from ..backends.mpi.buffer import check_manager
 from ..backends.mpi.partition import plain
 from .mixins import HaloMixin
-from .module import Module
+from .module import WindowedModule
 
 
-class DistributedPoolingBase(Module, HaloMixin, pooling.DistributedPoolingBase):
+class DistributedPoolingBase(WindowedModule, HaloMixin, pooling.DistributedPoolingBase):
     """The base class of pooling layers: DistDL's arguments."""
 
     has_dilation = True
@@ -30,7 +30,7 @@ class DistributedPoolingBase(Module, HaloMixin, pooling.DistributedPoolingBase):
         dilation: Size = 1,
         buffer_manager: object = None,
     ) -> None:
-        check_manager(buffer_manager)
+        manager = check_manager(buffer_manager)
         if not self.has_dilation and set(dilation if not isinstance(dilation, int) else (dilation,)) != {1}:
             raise PartitionError(f"`dilation` (={dilation}) must be 1: torch's average pooling has none.")
         if stride is None:
@@ -46,6 +46,7 @@ class DistributedPoolingBase(Module, HaloMixin, pooling.DistributedPoolingBase):
             padding,
             *([dilation] if self.has_dilation else []),
         )
+        self.buffer_manager = manager
 
 
 DistributedPoolBase = DistributedPoolingBase

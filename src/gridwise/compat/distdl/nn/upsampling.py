@@ -12,12 +12,12 @@ from ...notes import note
 from ..backends.mpi.buffer import check_manager
 from ..backends.mpi.partition import plain
 from .mixins.interpolate_mixin import InterpolateMixin
-from .module import Module
+from .module import WindowedModule
 
 LINEAR = {3: "linear", 4: "bilinear", 5: "trilinear"}
 
 
-class DistributedUpsample(Module, InterpolateMixin, GridwiseUpsample):
+class DistributedUpsample(WindowedModule, InterpolateMixin, GridwiseUpsample):
     """Interpolation of ``(batch, channel, *space)`` on `P_x` to `size`, or by `scale_factor`."""
 
     def __init__(
@@ -29,7 +29,7 @@ class DistributedUpsample(Module, InterpolateMixin, GridwiseUpsample):
         mode: str | None = None,
         align_corners: bool = False,
     ) -> None:
-        check_manager(buffer_manager)
+        manager = check_manager(buffer_manager)
         if (size is None) == (scale_factor is None):
             raise PartitionError(
                 f"DistributedUpsample needs exactly one of `size` (={size}) and `scale_factor` (={scale_factor})."
@@ -48,3 +48,4 @@ class DistributedUpsample(Module, InterpolateMixin, GridwiseUpsample):
         space = None if size is None else tuple(int(n) for n in size)[2:]
         kind, corners = (mode, None) if mode == "nearest" else (LINEAR.get(P.dim, mode), align_corners)
         super().__init__(P, space, scale_factor, kind, corners)
+        self.buffer_manager = manager

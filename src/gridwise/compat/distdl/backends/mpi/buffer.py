@@ -1,4 +1,4 @@
-"""DistDL's message buffers. Layers accept a manager but do not use its memory: torch's allocator does the work here.
+"""DistDL's message buffers. Layers take them from a manager, but leave them empty: torch's allocator does the work here.
 
 The buffers of a halo exchange and of a repartition are for scripts that send their own messages.
 """
@@ -67,10 +67,17 @@ class MPIBufferManager:
         return found[:n_buffers]
 
 
-def check_manager(manager: object) -> None:
-    """Raise, as DistDL's layers do, if `manager` is something other than a buffer manager."""
-    if manager is not None and type(manager) is not MPIBufferManager:
-        raise PartitionError("Buffer manager type does not match backend.")
+def check_manager(manager: object) -> MPIBufferManager | None:
+    """`manager`; raises, as DistDL's layers do, if it is something other than a buffer manager."""
+    if manager is None or type(manager) is MPIBufferManager:
+        return manager
+    raise PartitionError("Buffer manager type does not match backend.")
+
+
+def hold_buffers(manager: MPIBufferManager | None, count: int, dtype: torch.dtype) -> None:
+    """Let `manager` have as many buffers as DistDL's layer would use; they stay empty."""
+    if manager is not None and count and dtype in torch_to_numpy_dtype_dict:
+        manager.request_buffers(count, torch_to_numpy_dtype_dict[dtype])
 
 
 def allocate_halo_exchange_buffers(

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 import pytest
+
+import gridwise
 
 pytestmark = [
     pytest.mark.usefixtures("old_names"),
@@ -80,9 +84,9 @@ def test_attributes_can_be_set() -> None:
     assert states.set_size(new_size=8, new_block_size=2) == "BaseHiddenStates"
     deltas.set_size(8, 2)
     states.mu_a = np.arange(8)
-    assert states.mu_a.tolist() == list(range(8))
+    assert states.mu_a == list(range(8))
     assert states.actual_size == 4
-    assert states.jcb.tolist() == [1.0] * 8
+    assert states.jcb == [1.0] * 8
 
 
 def test_users_may_derive_classes() -> None:
@@ -219,3 +223,99 @@ def test_time_series_and_smoother(tmp_path) -> None:
     mean, var = net.smoother()
     assert mean.shape == var.shape == (5,)
     assert (var > 0).all()
+
+
+def test_all_modules_come_with_the_package() -> None:
+    import pytagi
+
+    assert pytagi.nn.Linear(2, 3).num_weights == 6
+    for name in ("ddp", "output_updater", "resnet_block", "sequential", "data_struct"):
+        module = importlib.import_module(f"pytagi.nn.{name}")
+        assert module.BaseHiddenStates is pytagi.nn.BaseHiddenStates
+        assert module.BaseDeltaStates is pytagi.nn.BaseDeltaStates
+    assert pytagi.tagi_utils.Utils is pytagi.Utils
+
+
+def test_lists_are_lists() -> None:
+    import pytagi
+    from pytagi.nn import BaseDeltaStates, BaseHiddenStates
+
+    for states, names in ((BaseHiddenStates(4, 2), "mu_a var_a jcb"), (BaseDeltaStates(4, 2), "delta_mu delta_var")):
+        for name in names.split():
+            assert [type(x) for x in getattr(states, name)] == [float] * 4
+            setattr(states, name, np.arange(4.0))
+            assert getattr(states, name) == [0.0, 1.0, 2.0, 3.0]
+    utils = pytagi.Utils()
+    tree = utils.get_hierarchical_softmax(10)
+    assert (type(tree.obs), type(tree.idx), len(tree.idx)) == (list, list, 10 * tree.num_obs)
+    right = gridwise.tagi.Utils()
+    moments = np.linspace(-1, 1, 2 * tree.len, dtype=np.float32), np.full(2 * tree.len, 0.1, np.float32)
+    expected = right.get_labels(*moments, right.get_hierarchical_softmax(10), 10, 2)
+    for ours, theirs in zip(utils.get_labels(*moments, tree, 10, 2), expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_settings_of_workers_can_be_set_one_by_one() -> None:
+    from pytagi.nn import DDPConfig, DDPSequential, Linear, Sequential
+
+    config = DDPConfig([0], "gloo", 0, 1)
+    config.device_ids, config.rank, config.world_size, config.backend = [1, 2], 3, 4, "nccl"
+    assert (config.device_ids, config.rank, config.world_size, config.backend) == ([1, 2], 3, 4, "nccl")
+    config.rank = 7
+    with pytest.raises(gridwise.errors.PartitionError, match="`rank`"):
+        DDPSequential(Sequential(Linear(1, 1)), config)
+
+
+def test_sizes_of_layers_after_a_call() -> None:
+    """As pytagi 0.2.1 shows them."""
+    from pytagi.nn import AvgPool2d, BatchNorm2d, Conv2d, LayerBlock, Linear, ReLU, ResNetBlock, Sequential
+
+    branch = LayerBlock(Conv2d(4, 4, 3, padding=1), ReLU(), Conv2d(4, 4, 3, padding=1))
+    net = Sequential(
+        Conv2d(1, 4, 3, padding=1, in_width=8, in_height=8), BatchNorm2d(4), ReLU(), ResNetBlock(branch), ReLU(),
+        AvgPool2d(2, 2), Linear(64, 5), ReLU(),
+    )  # fmt: skip
+    assert (net.layers[2].input_size, net.layers[2].output_size) == (0, 0)
+    net(np.ones(128, np.float32))
+    image, small = (256, 256, 8, 8, 4), (5, 5, 4, 4, 4)
+    expected = [(64, 256, 8, 8, 4), image, image, image, image, (256, 64, 4, 4, 4), (64, 5, 4, 4, 4), small]
+    names = ("input_size", "output_size", "out_width", "out_height", "out_channels")
+    assert [tuple(getattr(layer, name) for name in names) for layer in net.layers] == expected
+    assert [(layer.input_size, layer.in_channels) for layer in branch.layers] == [(256, 4)] * 3
+
+
+def test_an_updater_of_the_users_own() -> None:
+    """The script of pytagi's unit test: innovations are computed from the buffers, and put where the updater puts them."""
+    import pytagi
+    from pytagi.nn import LSTM, Linear, OutputUpdater, Sequential
+
+    def own_update(mu_obs, var_obs, jcb, mu, var, batch):
+        jcb, mu, var = (np.array(x, dtype=np.float32).reshape(-1, batch)[0] for x in (jcb, mu, var))
+        gain = jcb / (var + var_obs)
+        return gain * (mu_obs - mu), -gain * jcb
+
+    y, noise = np.linspace(-1, 1, 8, dtype=np.float32), np.full(8, 0.04, np.float32)
+    x = np.sin(np.arange(32, dtype=np.float32))
+    outputs = []
+    for kind in ("updater", "buffer", "set_delta_z"):
+        pytagi.manual_seed(3)
+        net = Sequential(LSTM(1, 8, 4), LSTM(8, 8, 4), Linear(32, 1))
+        net.to_device("cpu")
+        net(x)
+        assert net.input_delta_z_buffer.delta_mu == [0.0] * 8
+        states, delta = net.output_z_buffer, net.input_delta_z_buffer
+        found = own_update(y, noise, states.jcb, states.mu_a, states.var_a, 8)
+        if kind == "updater":
+            OutputUpdater(net.device).update(states, y, noise, delta)
+            np.testing.assert_allclose(delta.delta_mu, found[0], rtol=1e-6)
+            np.testing.assert_allclose(delta.delta_var, found[1], rtol=1e-6)
+        elif kind == "buffer":
+            net.input_delta_z_buffer.delta_mu, net.input_delta_z_buffer.delta_var = found
+        else:
+            net.set_delta_z(*found)
+        net.backward()
+        net.step()
+        net.reset_lstm_states()
+        outputs.append(net(x)[0])
+    np.testing.assert_allclose(outputs[1], outputs[0], rtol=1e-5)
+    np.testing.assert_array_equal(outputs[2], outputs[1])

@@ -30,7 +30,6 @@ _SERVED_BY = {
     "gridwise.optim.slowmo_hook": ("torchdistx.slowmo", "slowmo_comm"),
     "gridwise.tagi.cuda": ("pytagi", "cuda"),
     "gridwise.tagi.metric": ("pytagi", "metric"),
-    "gridwise.tagi.tagi_utils": ("pytagi", "tagi_utils"),
 }
 
 OLD_MODULES = {f"{package}.{name}": place for place, (package, names) in _SERVED_BY.items() for name in names.split()}

@@ -47,7 +47,7 @@ def class_probabilities(mu: Tensor, var: Tensor, tree: HRCSoftmax, noise: float 
     """The probability of every class, (batch, classes), from the outputs (batch, nodes); `noise` is 1 / alpha."""
     mu, var = mu.reshape(-1, tree.len), var.reshape(-1, tree.len)
     turn = torch.special.ndtr(mu / torch.sqrt(noise * noise + var))
-    index = torch.as_tensor(tree.idx.reshape(-1, tree.num_obs).astype(np.int64) - 1, device=mu.device)
-    plus = torch.as_tensor(tree.obs.reshape(-1, tree.num_obs) > 0, device=mu.device)
+    index = torch.as_tensor(np.reshape(tree.idx, (-1, tree.num_obs)).astype(np.int64) - 1, device=mu.device)
+    plus = torch.as_tensor(np.reshape(tree.obs, (-1, tree.num_obs)) > 0, device=mu.device)
     chosen = turn[:, index]  # (batch, classes, turns)
     return torch.where(plus, chosen, 1.0 - chosen).prod(-1)

@@ -31,7 +31,7 @@ class Utils:
         """Turns (+1, -1) and nodes (counted from 1) of each label, both flat, and how many there are per label."""
         labels = _checked_labels(labels, num_classes)
         tree = class_tree(num_classes)
-        obs, idx = tree.obs.reshape(num_classes, -1), tree.idx.reshape(num_classes, -1)
+        obs, idx = np.reshape(tree.obs, (num_classes, -1)), np.reshape(tree.idx, (num_classes, -1))
         return obs[labels].reshape(-1), idx[labels].reshape(-1), tree.num_obs
 
     def label_to_one_hot(self, labels: np.ndarray, num_classes: int) -> np.ndarray:

@@ -17,6 +17,8 @@ from gridwise.tagi.nn.base_layer import BaseLayer as GridwiseLayer
 from gridwise.tagi.nn.base_layer import ParametricLayer
 from gridwise.tagi.nn.data_struct import as_tensor
 
+from .sizes import NAMES, shown_size
+
 INNOVATIONS = {"delta_mu_w": ("w", 1), "delta_var_w": ("w", 2), "delta_mu_b": ("b", 1), "delta_var_b": ("b", 2)}
 
 
@@ -83,6 +85,13 @@ def _count(name: str) -> property:
     return property(read, write)
 
 
+def _size(name: str) -> property:
+    def write(self: BaseLayer, value: int) -> None:
+        setattr(self._layer, name, value)
+
+    return property(lambda self: shown_size(self._layer, name), write)
+
+
 class BaseLayer:
     """A layer with pytagi's attributes that wraps a Gridwise layer made from the same arguments."""
 
@@ -91,6 +100,7 @@ class BaseLayer:
 
     mu_w, var_w, mu_b, var_b = map(_parameter, ("mu_w", "var_w", "mu_b", "var_b"))
     delta_mu_w, delta_var_w, delta_mu_b, delta_var_b = map(_innovation, INNOVATIONS)
+    input_size, in_width, in_height, in_channels, output_size, out_width, out_height, out_channels = map(_size, NAMES)
     num_weights, num_biases = map(_count, ("num_weights", "num_biases"))
     bias = property(lambda self: bool(getattr(self._layer, "bias", False)), lambda self, value: self._set_bias(value))
 

@@ -1,23 +1,21 @@
-"""pytagi's buffers: flat arrays of the last batch, to read and to set; they resize to fit what is set."""
+"""pytagi's buffers: flat lists of the last batch, to read and to set; they resize to fit what is set."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from gridwise.tagi.nn import data_struct as own
-from gridwise.tagi.nn.data_struct import HRCSoftmax as HRCSoftmax
 from gridwise.tagi.nn.data_struct import of_anything
 from gridwise.tagi.nn.gaussian import Innovation
 
 
 def _flat(of: str, base: object) -> property:
-    """An attribute of Gridwise's buffer as a flat array; on the CPU it shares the buffer's memory."""
+    """An attribute of Gridwise's buffer as a flat list, a copy."""
     attribute = getattr(base, of)
 
-    def read(self: Any) -> np.ndarray:
-        return attribute.fget(self).reshape(-1).cpu().numpy()
+    def read(self: Any) -> list[float]:
+        found: list[float] = attribute.fget(self).reshape(-1).tolist()
+        return found
 
     def write(self: Any, value: object) -> None:
         values = of_anything(value)
@@ -54,3 +52,14 @@ class BaseDeltaStates(own.BaseDeltaStates):
             self.innovation = Innovation(mu[None], var[None])
         else:
             super().copy_from(source, num_data)
+
+
+class HRCSoftmax(own.HRCSoftmax):
+    """The tree of classes, with its turns and nodes as lists."""
+
+    obs: list[float]  # type: ignore[assignment]
+    idx: list[int]  # type: ignore[assignment]
+
+    def __init__(self, tree: own.HRCSoftmax | None = None) -> None:
+        tree = tree or own.HRCSoftmax()
+        self.obs, self.idx, self.num_obs, self.len = tree.obs.tolist(), tree.idx.tolist(), tree.num_obs, tree.len

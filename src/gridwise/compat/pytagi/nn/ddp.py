@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,10 +11,19 @@ from gridwise.partition import world
 from gridwise.tagi.nn import ddp as own
 from gridwise.tagi.nn.data_struct import of_anything
 from gridwise.tagi.nn.ddp import BACKENDS
-from gridwise.tagi.nn.ddp import DDPConfig as DDPConfig
 
 from ...notes import note
+from .data_struct import BaseDeltaStates as BaseDeltaStates
+from .data_struct import BaseHiddenStates as BaseHiddenStates
 from .sequential import Sequential
+
+
+class DDPConfig:
+    """Settings of data-parallel training, which may be changed until a network is made with them."""
+
+    def __init__(self, device_ids: Sequence[int], backend: str = "nccl", rank: int = 0, world_size: int = 1) -> None:
+        own.DDPConfig(device_ids, backend, rank, world_size)  # raises if they are wrong
+        self.device_ids, self.backend, self.rank, self.world_size = list(device_ids), backend, rank, world_size
 
 
 class DDPSequential:
@@ -42,11 +52,11 @@ class DDPSequential:
         return getattr(self._ddp, name)
 
 
-def _available_config(config: DDPConfig) -> DDPConfig:
+def _available_config(config: DDPConfig | own.DDPConfig) -> own.DDPConfig:
     """`config`, with the workers' own transport if it asks for NCCL and there is no GPU."""
     if config.backend != "nccl" or torch.cuda.is_available():
-        return config
+        return own.DDPConfig(config.device_ids, config.backend, config.rank, config.world_size)
     transport = world().transport.name
     note("pytagi.nn.DDPConfig", f"there is no GPU for backend='nccl'; the workers use {transport!r}, on the CPU.")
     backend = next((name for name in transport.split("+") if name in BACKENDS), "gloo")
-    return DDPConfig([], backend, config.rank, config.world_size)
+    return own.DDPConfig([], backend, config.rank, config.world_size)

@@ -8,6 +8,8 @@ from gridwise.errors import UnsupportedError
 from gridwise.tagi import nn as own
 
 from .base_layer import BaseLayer, wrapped
+from .data_struct import BaseDeltaStates as BaseDeltaStates
+from .data_struct import BaseHiddenStates as BaseHiddenStates
 
 SAME_ARGUMENTS = (
     "AvgPool2d", "BatchNorm2d", "ClosedFormSoftmax", "Conv2d", "ConvTranspose2d", "Embedding", "EvenExp", "Exp", "LSTM",

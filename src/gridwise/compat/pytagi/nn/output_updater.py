@@ -8,6 +8,9 @@ from gridwise.tagi.nn import output_updater as own
 from gridwise.tagi.nn.data_struct import Values, of_anything
 from gridwise.tagi.nn.gaussian import Gaussian
 
+from .data_struct import BaseDeltaStates as BaseDeltaStates
+from .data_struct import BaseHiddenStates as BaseHiddenStates
+
 
 class OutputUpdater(own.OutputUpdater):
     """Each observation uses the noise at its position in `var_obs`; surplus values are ignored."""

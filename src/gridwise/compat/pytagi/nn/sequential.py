@@ -25,12 +25,14 @@ from gridwise.tagi.nn.pooling import AvgPool2d, MaxPool2d
 from ...notes import note
 from .base_layer import BaseLayer, wrapped
 from .data_struct import BaseDeltaStates, BaseHiddenStates
+from .sizes import note_sizes
 
 
 class Sequential(BaseLayer):
     """A sequence of layers; inputs and outputs are flat arrays."""
 
     _wraps = own.Sequential
+    _noted_for: Any = None  # the shape of a sample, when sizes were noted
     _after_another: bool = False  # whether the last input was another network's output
 
     def __init__(self, *layers: BaseLayer) -> None:
@@ -68,6 +70,11 @@ class Sequential(BaseLayer):
             x = x._replace(jcb=jcb.to(x.mu).reshape(x.mu.shape))
         with torch.no_grad():
             out = self._layer.infer(x)
+        if self._noted_for != shape:
+            note_sizes(self._layer.layers)
+            self._noted_for = shape
+        if (delta := self._layer.input_delta_z_buffer).size != out.mu.numel():
+            delta.set_size(out.mu.numel(), out.mu.shape[0])
         return tuple(t.reshape(-1).cpu().numpy() for t in (out.mu, out.variance()))
 
     def __call__(self, mu_x: object, var_x: object = None) -> Any:

@@ -133,3 +133,29 @@ def test_upsampling(mode, large):
                     sequential = torch.nn.Upsample(mode=mode, **options)
                     wrong += check(layer, sequential, x, infinite, f"{mode} {options} on {space}, {dtype}")
     assert not wrong, "\n".join(wrong)
+
+
+@workers(1, 2)
+@pytest.mark.parametrize("large", [1e20, 1e300, math.nan])
+def test_channels_whose_variance_overflows(large):
+    """They are divided by infinity, as by torch, in the first call and in those that torch's own function makes."""
+    world = gridwise.world()
+    P_x = world.create_cartesian_topology_partition([1, 1, world.size, 1])
+    dtype = torch.float32 if large == 1e20 else torch.float64
+    tracked = {"affine": True, "track_running_stats": True, "dtype": dtype}
+    made = [
+        (nn.DistributedBatchNorm2d(P_x, 2, dtype=dtype), torch.nn.BatchNorm2d(2, dtype=dtype)),
+        (nn.DistributedInstanceNorm2d(P_x, 2, **tracked), torch.nn.InstanceNorm2d(2, **tracked)),
+    ]
+    wrong = []
+    for rows in (4, 1):  # the second worker has none of the latter
+        x = torch.randn(3, 2, rows, 4, dtype=dtype, generator=torch.Generator().manual_seed(1))
+        x[1, 1] *= large if math.isfinite(large) else 1
+        x[2, 0, 0, 1] = 1.0 if math.isfinite(large) else large
+        for layer, sequential in made:
+            for call in range(2):
+                case = f"{large} {layer} {rows} rows, call {call}"
+                wrong += check(layer, sequential, x.clone(), "nothing", case)
+                for (name, mine), whole in zip(layer.named_buffers(), sequential.buffers(), strict=True):
+                    wrong += differ(mine, whole, f"{case}: {name}")
+    assert not wrong, "\n".join(wrong)

@@ -47,7 +47,7 @@ def batch_norm(
             return _SyncBatchNorm.apply(x, weight, bias, how.anchor(x, weight, bias), running, how)
         return F.batch_norm(x, running.mean, running.var, weight, bias, True, running.momentum, how.eps)
     values = wide(x)
-    statistics = how.sets.moments(values)
+    statistics = _of_channels(how.sets.moments(values))
     follow(running, *statistics, how.sets.count)
     return normalise(values, _like(values, weight), _like(values, bias), statistics, how).to(x.dtype)
 
@@ -64,7 +64,7 @@ def instance_norm(
     """Normalise by sample and channel; update `running` by the mean over all `samples`, summed by `over_samples`."""
     values = wide(x)
     rows = values.reshape(1, x.shape[0] * x.shape[1], math.prod(x.shape[2:]))
-    statistics = how.sets.moments(rows)
+    statistics = _of_channels(how.sets.moments(rows))
     if running.mean is not None:
         totals = over_samples(torch.stack([each.view(x.shape[:2]).sum(0) for each in statistics]) / samples)
         follow(running, totals[0], totals[1], how.sets.count)
@@ -110,13 +110,22 @@ def of_nothing(x: Tensor, weight: Parameter, bias: Parameter) -> Tensor:
     return (y if bias is None else y + bias.view(along)).to(x.dtype)
 
 
+def _of_channels(statistics: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Mean and variance, which is infinite where finite numbers are too large to be squared, as in torch's batch norm.
+
+    The sums of `standardise` become nan there, like torch's group norm.
+    """
+    mean, var = statistics
+    return mean, var.nan_to_num(math.inf, math.inf).add_(mean, alpha=0)  # nan where the mean is none, too
+
+
 @torch.no_grad()
 def follow(running: Running, mean: Tensor, var: Tensor, count: int) -> None:
     """Update running statistics by those of a batch with `count` elements in each set."""
     var = var * (count / max(1, count - 1)) if running.is_corrected else var
     for follower, value in ((running.mean, mean), (running.var, var)):
         if follower is not None:
-            follower.lerp_(value.to(follower.dtype), running.momentum)
+            follower.mul_(1 - running.momentum).add_(value, alpha=running.momentum)  # `lerp_` makes nan of infinity
 
 
 def _like(values: Tensor, parameter: Parameter) -> Parameter:

@@ -5,7 +5,7 @@ torch.utils.checkpoint      a region
 torch.inference_mode        treated as no_grad
 BatchNorm(momentum=None)    the number of batches stays a tensor
 hooks of tensors, retain_grad, saved_tensors_hooks, full backward hooks; forward hooks that return nothing;
-random numbers of Python and NumPy      refused
+random numbers of Python and NumPy, generators, seeds      refused
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def _fx_not_tracing() -> AbstractContextManager[object]:
 class _AsEager(TorchFunctionMode):
     """Lets functions treat fakes like ordinary tensors.
 
-    A dropout that is off returns its very argument, and ``x.data`` is ``x.detach()``. ``x.data = y``, which the tracer
-    does not follow, is refused.
+    A dropout that is off returns its very argument, ``x.data`` is ``x.detach()``, and torch's own generator is what is
+    drawn from without one. ``x.data = y``, which the tracer does not follow, and other generators are refused.
     """
 
     def __init__(self, calls: Calls) -> None:
@@ -93,7 +93,12 @@ class _AsEager(TorchFunctionMode):
             if function.__name__ == "__get__":
                 return args[0].detach()
             raise refusal("an assignment to `.data`", self.calls.path, current_line())
-        given = kwargs or {}
+        given = dict(kwargs or {})
+        generator = given.get("generator")
+        if isinstance(generator, _DefaultGenerator):
+            del given["generator"]
+        elif isinstance(generator, torch.Generator):
+            raise refusal("the numbers of a generator (generator=)", self.calls.path, current_line())
         if getattr(function, "__name__", "") in DROPOUTS:
             x, p, on = (*args, *(given.get(key) for key in ("input", "p", "training")[len(args) :]))[:3]
             if on is False or given.get("train") is False or p == 0:
@@ -106,6 +111,8 @@ DROPOUTS |= {"dropout1d", "dropout2d", "dropout3d"}
 
 
 GLOBAL_HOOKS = [f"_global_{when}_hooks" for when in ("forward", "forward_pre", "backward", "backward_pre")]
+SEEDS = ("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all")
+SEEDING = "a seed, or a state, of torch's generator"
 TENSOR_HOOKS = ("register_hook", "retain_grad", "register_post_accumulate_grad_hook")
 
 
@@ -128,7 +135,11 @@ def intercepting(modules: Mapping[str, torch.nn.Module], calls: Calls, regions: 
         (inference, "__exit__", _as_before),
         (context, "save_for_backward", regions.saving(context.save_for_backward)),
         (context, "mark_dirty", _refusing("an autograd.Function that changes its input (mark_dirty)", calls)),
+        (torch.random, "fork_rng", _refusing("fork_rng", calls)),
+        *((torch.cuda, name, _refusing(SEEDING, calls)) for name in SEEDS),
     ]
+    generator = _DefaultGenerator.refusing_seeds(calls)
+    replaced += [(torch, "default_generator", generator), (torch.random, "default_generator", generator)]
     if hasattr(context, "set_output_grad_dtype"):  # since torch 2.15
         what = "an autograd.Function that sets the dtype of a gradient (set_output_grad_dtype)"
         replaced.append((context, "set_output_grad_dtype", _refusing(what, calls)))
@@ -160,6 +171,18 @@ def _refusing(what: str, calls: Calls) -> Callable[..., NoReturn]:
         raise refusal(what, calls.path, current_line())
 
     return refuse
+
+
+class _DefaultGenerator(torch.Generator):
+    """Replaces torch's own generator: it can be read, but not set."""
+
+    @classmethod
+    def refusing_seeds(cls, calls: Calls) -> _DefaultGenerator:
+        made = cls()
+        made.get_state, made.initial_seed = torch.default_generator.get_state, torch.default_generator.initial_seed  # type: ignore[method-assign]
+        for name in ("manual_seed", "seed", "set_state"):
+            setattr(made, name, _refusing(SEEDING, calls))
+        return made
 
 
 def _watch_forward_hooks(path: str, module: torch.nn.Module) -> None:

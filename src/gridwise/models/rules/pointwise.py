@@ -21,7 +21,8 @@ LIKE = ("zeros_like", "ones_like", "full_like", "empty_like")
 
 
 def is_pointwise(op: object) -> bool:
-    return torch.Tag.pointwise in getattr(op, "tags", ())
+    tags = getattr(op, "tags", ())
+    return torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
 
 
 @rule(*UNTAGGED, *IN_PLACE, *LIKE)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from ...errors import UnsupportedError
 from ...grid import Box
 from ...operators.random_stream import Elements, RandomStream
 from ..placement import Cut, GlobalTensor, Placement, Replicated, Want
@@ -35,7 +37,7 @@ def dropout(call: Call) -> Placed:
     inplace, dims = call.kind.endswith("_"), 2 if "feature" in call.kind else x.dim
     shape = x.shape[:dims]
     own = None if block is None else Box(block.start[:dims], block.stop[:dims])
-    elements = Elements(shape, own, x.order if dims == x.dim else ())
+    elements = Elements(shape, own, call.result.order if dims == x.dim else ())
     rest = (1,) * (x.dim - dims)
 
     def run(stream: RandomStream, x: Tensor) -> Any:
@@ -56,7 +58,7 @@ def like_a_tensor(call: Call) -> Placed:
     if len(call.tensors) > 1 or kind in ("random", "exponential"):
         raise NoRule("random numbers whose distribution is given by a tensor, or of this kind")
     placement, block, wants = _own(call)
-    elements, given = Elements(result.shape, block, x.order), call.given
+    elements, given = Elements(result.shape, block, result.order), call.given
     where = elements, result.dtype, x.device
     if kind == "normal" and any(isinstance(given[name], GlobalTensor) for name in ("mean", "std")):
         raise NoRule("random numbers whose distribution is given by a tensor")
@@ -80,7 +82,44 @@ def like_a_tensor(call: Call) -> Placed:
 
     if call.kind.endswith("_") and call.written:
         return Placed(placement, lambda stream, x: x.copy_(numbers(stream, x)), wants, draws=True)
-    return Placed(placement, numbers, wants, draws=True)
+    if kind.endswith("_like"):
+        return Placed(placement, numbers, wants, draws=True)
+    return Placed(placement, lambda stream, x: _without_gradient(x, numbers(stream, x)), wants, draws=True)
+
+
+def _without_gradient(x: Tensor, numbers: Tensor) -> Tensor:
+    """The numbers, with zeros as the gradient of `x`, as torch has it."""
+    if not (x.requires_grad and torch.is_grad_enabled()):
+        return numbers
+    return torch.where(torch.zeros((), dtype=torch.bool, device=x.device), x, numbers)
+
+
+@rule("rrelu", "rrelu_")
+def rrelu(call: Call) -> Placed:
+    """Negative elements times a random slope."""
+    lower, upper, (placement, block, wants) = float(call["lower"]), float(call["upper"]), _own(call)
+    inplace, elements = call.kind.endswith("_") and call.written, Elements(call.result.shape, block)
+    if not call["training"]:
+        slope = (lower + upper) / 2
+        return Placed(placement, lambda x: F.leaky_relu(x, slope, inplace), wants)
+
+    def run(stream: RandomStream, x: Tensor) -> Tensor:
+        if stream.sequential:
+            if block is not None:
+                raise UnsupportedError(
+                    f"{call.name}: torch draws slopes of negative elements only, so the numbers of a block depend on all "
+                    "elements before it.\n  fix: no sequential_random() around it, or an input that every worker has whole."
+                )
+            return (
+                torch.rrelu_(x, lower, upper, True, stream.generator)
+                if inplace
+                else torch.rrelu(x, lower, upper, True, stream.generator)
+            )
+        slopes = stream.uniform(elements, x.dtype, x.device) * (upper - lower) + lower
+        slopes = slopes.masked_fill_(~(x <= 0), 1.0)
+        return x.mul_(slopes) if inplace else x * slopes
+
+    return Placed(placement, run, wants, draws=True)
 
 
 @rule("rand", "randn", "randint")

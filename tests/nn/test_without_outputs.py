@@ -70,3 +70,27 @@ def test_without_a_batch_there_is_none():
     layer = nn.DistributedConv1d(grid(1, 1, 1), 2, 2, 3, P_y=grid(1, 1, 1), P_w=grid(1, 2, 1))
     x = torch.ones(2, 8) if gridwise.world().rank == 0 else gridwise.zero_volume_tensor()
     assert layer(x).shape == ((2, 6), (0,))[gridwise.world().rank]
+
+
+@workers(3)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("MaxPool1d", torch.int64),
+        ("AvgPool3d", torch.bfloat16),
+        ("AdaptiveAvgPool2d", torch.complex64),
+        ("AdaptiveMaxPool1d", torch.uint8),
+        ("ReflectionPad1d", torch.bool),
+        ("ReplicationPad3d", torch.bool),
+    ],
+)
+def test_what_torchs_kernel_cannot_take_is_refused_where_it_would_not_run_too(name, dtype):
+    """By a worker with an empty block, and by one whose rows are not padded."""
+    dims, pads = int(name[-2]), "Pad" in name
+    P, shape = grid(1, 1, 3, *(1,) * (dims - 1)), (1, 1, 6 if pads else 4, *(4,) * (dims - 1))
+    x = torch.ones(shape).to(dtype)
+    argument = 1 if pads else 2
+    with pytest.raises(NotImplementedError, match="not implemented for"):
+        getattr(torch.nn, name)(argument)(x)
+    with pytest.raises(gridwise.errors.PartitionError, match="not implemented for"):
+        getattr(nn, f"Distributed{name}")(P, argument)(x[gridwise.local_slice(P, shape)])

@@ -40,6 +40,10 @@ class AdaptivePool(WindowedLayer):
         self._runs: list[list[Run]] = []
         self._extents: Shape = ()
 
+    def _shape_by_torch(self, shape: Shape, dtype: torch.dtype) -> Shape:
+        self._try_layer(type(self._template)(2), dtype)
+        return super()._shape_by_torch(shape, dtype)
+
     def _plan(self, source: Layout, shape: Shape) -> None:
         self._extents = source.global_shape[2:]
         self._share = self._share_on_grid(source, shape)

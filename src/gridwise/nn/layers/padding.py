@@ -46,6 +46,11 @@ class Pad(WindowedLayer):
                 "  fix: crop the tensor first, then pad by the positive amounts only."
             )
 
+    def _shape_by_torch(self, shape: Shape, dtype: torch.dtype) -> Shape:
+        if self.mode in ("reflect", "replicate"):
+            self._try_layer(self.sequential(1), dtype)
+        return super()._shape_by_torch(shape, dtype)
+
     def _plan(self, source: Layout, shape: Shape) -> None:
         self._refuse_negative()
         if len(self.padding) > 2 * self.dims:

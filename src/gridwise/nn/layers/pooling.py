@@ -53,6 +53,10 @@ class DistributedPoolingBase(PoolingMixin, WindowedLayer):
         self._takes_part(P_x, signature=template.extra_repr())
         self._set_template(template)
 
+    def _shape_by_torch(self, shape: Shape, dtype: torch.dtype) -> Shape:
+        self._try_layer(type(self._template)(2), dtype)
+        return super()._shape_by_torch(shape, dtype)
+
     def _plan(self, source: Layout, shape: Shape) -> None:
         layer = self._sequential
         stride = layer.kernel_size if layer.stride is None else layer.stride

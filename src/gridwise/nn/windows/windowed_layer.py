@@ -210,6 +210,11 @@ class WindowedLayer(Layer):
         if weight is not None:
             self._try_dtypes(lambda one: convolve(one(x, *ones), one(weight, *ones), one(bias, 1)))
 
+    def _try_layer(self, layer: Any, dtype: torch.dtype) -> None:
+        """Raise torch's error, if any, for an input of this dtype, also on workers where torch's kernel will not run."""
+        layer.return_indices, x = self.return_indices, torch.empty(0, dtype=dtype, device=self._agreed.device)
+        self._try_dtypes(lambda one: layer(one(x, 1, 1, *(3,) * self.dims)))
+
     @abstractmethod
     def _plan(self, source: Layout, shape: Shape) -> None:
         """Set `_share` for an input in blocks `source` and an output of global `shape`. Nothing is sent."""

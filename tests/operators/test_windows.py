@@ -126,6 +126,32 @@ UPSAMPLING: list[Case] = [
 ]
 
 
+PLACES: list[Case] = [
+    ("unfold", lambda x: x.unfold(2, 4, 3), (IMAGE,)),
+    ("unfold", lambda x: x.unfold(-1, 2, 5).unfold(1, 2, 1), (IMAGE,)),
+    ("im2col", lambda x: F.unfold(x, 3, padding=1, stride=2), (IMAGE,)),
+    ("im2col", lambda x: F.unfold(x, (2, 3), dilation=2, padding=(3, 1), stride=(1, 2)), (IMAGE[1:],)),
+    ("im2col", lambda x: F.unfold(x, 2, padding=3), ((1, 2, 3, 4),)),
+    ("col2im", lambda x: F.fold(x, (8, 9), 3, padding=1, stride=2), ((2, 36, 20),)),
+    ("col2im", lambda x: F.fold(x, (7, 6), (2, 1), dilation=2, padding=(1, 0), stride=3), ((4, 6),)),
+    ("col2im", lambda x: F.fold(x, (9, 8), 2, stride=4), ((1, 8, 4),)),
+    ("pixel_shuffle", lambda x: F.pixel_shuffle(x, 2), ((2, 8, 5, 3),)),
+    ("pixel_unshuffle", lambda x: F.pixel_unshuffle(x, 3), ((2, 2, 6, 9),)),
+    ("channel_shuffle", lambda x: F.channel_shuffle(x, 2), (IMAGE,)),
+    ("roll", lambda x: x.roll((3, -5), (2, 3)), (IMAGE,)),
+    ("roll", lambda x: x.roll((-3, 14, 1), (0, -2, -2)), (IMAGE,)),
+    ("flip", lambda x: x.flip((1, -1)), (IMAGE,)),
+    ("grid_sampler", lambda x, g: F.grid_sample(x, g.tanh(), align_corners=False), (IMAGE, (2, 5, 7, 2))),
+    (
+        "grid_sampler",
+        lambda x, g: F.grid_sample(x, g, "nearest", "reflection", True),
+        ((2, 3, 4, 5, 6), (2, 5, 7, 2, 3)),
+    ),
+    ("max_unpool2d", lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2), ((2, 3, 12, 10),)),
+    ("max_unpool3d", lambda x: F.max_unpool3d(*F.max_pool3d(x, 2, return_indices=True), 2), ((3, 4, 6, 8),)),
+]
+
+
 @pytest.mark.parametrize("case", CONVOLUTIONS + TRANSPOSED)
 def test_convolutions(case: Case) -> None:
     check_case(case)
@@ -143,4 +169,9 @@ def test_padding(case: Case) -> None:
 
 @pytest.mark.parametrize("case", UPSAMPLING)
 def test_interpolation(case: Case) -> None:
+    check_case(case)
+
+
+@pytest.mark.parametrize("case", PLACES)
+def test_places(case: Case) -> None:
     check_case(case)

@@ -13,7 +13,8 @@ transforms   softmax, sorting, Fourier transforms, matrices; `recurrent`: recurr
 reductions   sums, means, norms, variances; `running`: reductions with a running value
 windows      windows along one dim; `convolution`: convolutions, plain and transposed
 windows      windows along one dim; `convolution`, `transposed_convolution`, `pooling`, `adaptive_pooling`, `padding`
-interpolation           up- and downsampling; `interpolation_weights`: rows and weights along one dim
+interpolation  up- and downsampling; `interpolation_weights`: rows and weights along one dim
+rearranging  pixels to channels, rolls, flips; `unfolding`: windows as dims; `sampling`: places that values know
 on_grids     what workers need whose blocks of an output are cut by a grid
 statistics   mean and variance over boxes, and normalisation by them; `norms`: batch, instance, group and layer norm
 formats      half precision and memory formats
@@ -34,10 +35,13 @@ from . import pointwise as pointwise
 from . import pooling as pooling
 from . import products as products
 from . import random as random
+from . import rearranging as rearranging
 from . import recurrent as recurrent
 from . import reductions as reductions
 from . import running as running
+from . import sampling as sampling
 from . import slicing as slicing
 from . import transforms as transforms
 from . import transposed_convolution as transposed_convolution
+from . import unfolding as unfolding
 from . import views as views

@@ -49,18 +49,19 @@ def pad(call: OperatorCall) -> Local:
 
 
 def circular(shape: Shape, before: Sequence[int]) -> Local:
-    """Rows beyond one end are those of the other."""
+    """Row o is row ``o - before``, counted around."""
 
     def lines(box: Box) -> list[Interval]:
-        return [(a - first, b - first) for a, b, first in zip(box.start, box.stop, before, strict=True)]
+        """The rows, of which the first is within the tensor."""
+        firsts = [(a - b) % max(1, n) for a, b, n in zip(box.start, before, shape, strict=True)]
+        return [(first, first + n) for first, n in zip(firsts, box.shape, strict=True)]
 
     def needs(box: Box) -> list[Box]:
-        rows = zip(lines(box), shape, strict=True)
-        return [Box.of_intervals((a, b) if a >= 0 and b <= n else (0, n) for (a, b), n in rows)]
+        return [Box.of_intervals((a, b) if b <= n else (0, n) for (a, b), n in zip(lines(box), shape, strict=True))]
 
     def run(box: Box, x: Tensor) -> Tensor:
         for d, ((a, b), n) in enumerate(zip(lines(box), shape, strict=True)):
-            if a < 0 or b > n:
+            if b > n:
                 x = x.index_select(d, torch.arange(a, b, device=x.device) % n)
         return x
 

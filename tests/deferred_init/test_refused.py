@@ -147,7 +147,7 @@ class HalfScripted(nn.Module):
         self.part = part()
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*is deprecated")
 def test_a_scripted_module_is_refused_in_words_if_it_is_deferred() -> None:
     for model in (
         torch.jit.script(deferred_init(nn.Linear, 3, 2)),

@@ -55,7 +55,13 @@ def test_blocks_have_the_bits_of_the_whole_tensor(name: str, dtype: torch.dtype)
         assert torch.equal(materialize_shard(deferred, block), eager[block])
 
 
-def test_a_function_that_rounds_otherwise_at_the_ends_is_noticed() -> None:
+def test_a_function_that_rounds_otherwise_at_the_ends_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ended(x: Tensor) -> Tensor:
+        y, end = x.sinh(), len(x) - len(x) % 8
+        y[end:] = torch.nextafter(y[end:], torch.tensor(torch.inf))
+        return y
+
+    monkeypatch.setattr(torch, "ended", ended, raising=False)
     assert function_holds("erfinv", torch.float32)
-    assert not function_holds("sinh", torch.float32)
+    assert not function_holds("ended", torch.float32)
     assert not function_holds("exp", torch.int64)

@@ -150,14 +150,14 @@ def test_without_a_compiler_the_step_runs_plainly(
 
 @pytest.mark.soak  # `test_train_step` compiles a small network
 @pytest.mark.timeout(900)
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # torch's own compiler imports it
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated")  # torch's own compiler imports it
 def test_compiled() -> None:
     one, other = _pair("cnn")
     _same_steps("cnn", one, other, (4, 4, 4))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated")
 @pytest.mark.parametrize("name", ["cnn", "lstm", "stateful"])
 def test_captured_on_a_gpu(name: str) -> None:
     """States are carried from replay to replay, and parameters may move to other memory."""

@@ -78,14 +78,14 @@ def test_one_call_equals_the_pieces(kind: str) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # torch's own compiler imports it
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated")  # torch's own compiler imports it
 def test_compiled_on_a_cpu() -> None:
     step = _compare("indices", compile=True, batches=(6, 6), make=_small_net)
     assert _used(step) == {"compiled" if _IN_PLACE else "compiled out of place"}
 
 
 @pytest.mark.soak  # torch compiles the same once more
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated")
 def test_compiled_out_of_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled_step, "_IN_PLACE", False)
     assert _used(_compare("indices", compile=True, batches=(6, 6), make=_small_net)) == {"compiled out of place"}

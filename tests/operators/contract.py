@@ -12,7 +12,8 @@ Inputs are best in float64. An operator that needs other tensors than floats com
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, product
 from typing import Any
@@ -90,8 +91,7 @@ def check_call(
     op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], boxes: int, choice: random.Random, rtol: float
 ) -> bool:
     """Check one call; whether the table has it."""
-    whole = wanting(op, args, kwargs)
-    expected = op(*copied(whole[0], keep=True), **copied(whole[1], keep=True))
+    whole, expected, without = computed(op, args, kwargs)
     if expected is None:
         return False
     outputs = [expected] if isinstance(expected, Tensor) else list(expected)
@@ -104,7 +104,7 @@ def check_call(
         drawn = tensors_in([*whole[0], *whole[1].values()])
         outputs = run_on(operator, Box.of_shape(call.result.shape), drawn)
     compare = Comparison(rtol)
-    ours = wanting(op, args, kwargs)
+    ours = wanting(op, args, kwargs, without)
     tensors = tensors_in([*ours[0], *ours[1].values()])
     executed = Eager(choice, compare)
     if isinstance(operator, Collecting) and operator.local is not None:
@@ -176,6 +176,20 @@ def operator_of(call: OperatorCall) -> AnyOperator | None:
         return None if make is None else make(call)
     except NotOnBoxes:
         return None
+
+
+def computed(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any, set[str]]:
+    """Torch's arguments and its result, and the arguments that have no gradient."""
+    without: set[str] = set()
+    while True:
+        whole = wanting(op, args, kwargs, without)
+        try:
+            return whole, op(*copied(whole[0], keep=True), **copied(whole[1], keep=True)), without
+        except RuntimeError as error:
+            found = re.search(r"not differentiable with respect to argument '(\w+)'", str(error))
+            if found is None or found[1] in without:
+                raise
+            without.add(found[1])
 
 
 def fixed(operator: Local) -> Local:
@@ -383,13 +397,15 @@ def copied(value: Any, keep: bool = False) -> Any:
     return _mapped(value, lambda x: x.clone() if keep else x.detach().clone())
 
 
-def wanting(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Copies of the tensors that require a gradient if they can; running statistics cannot."""
+def wanting(
+    op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], without: Collection[str] = ()
+) -> tuple[list[Any], dict[str, Any]]:
+    """Copies of the tensors that require a gradient if they can; running statistics cannot, nor those in `without`."""
     names = [argument.name for argument in op._schema.arguments]
 
     def leaf(name: str, value: Any) -> Any:
         def of(x: Tensor) -> Tensor:
-            can = (x.is_floating_point() or x.is_complex()) and not name.startswith("running")
+            can = (x.is_floating_point() or x.is_complex()) and not (name.startswith("running") or name in without)
             return x.detach().clone().requires_grad_(can)
 
         return _mapped(value, of)

@@ -11,6 +11,7 @@ products     products and sums of products; `sums`: what is collected box by box
 attention    scaled dot-product attention
 transforms   softmax, sorting, Fourier transforms, matrices; `recurrent`: recurrent layers
 reductions   sums, means, norms, variances; `running`: reductions with a running value
+losses       losses: a term for each element, and their mean
 windows      windows along one dim; `convolution`: convolutions, plain and transposed
 windows      windows along one dim; `convolution`, `transposed_convolution`, `pooling`, `adaptive_pooling`, `padding`
 interpolation  up- and downsampling; `interpolation_weights`: rows and weights along one dim
@@ -29,6 +30,7 @@ from . import creation as creation
 from . import indexing as indexing
 from . import interpolation as interpolation
 from . import joining as joining
+from . import losses as losses
 from . import norms as norms
 from . import padding as padding
 from . import pointwise as pointwise

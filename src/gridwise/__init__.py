@@ -31,7 +31,6 @@ from .nn.functional import gather as gather
 from .nn.functional import scatter as scatter
 from .nn.parameters.gradient_wire import gradient_wire as gradient_wire
 from .nn.parameters.replicas import check_replicas as check_replicas
-from .nn.windows.overlap import overlap as overlap
 from .partition import CartesianPartition as CartesianPartition
 from .partition import Partition as Partition
 from .partition import local_slice as local_slice

@@ -101,7 +101,6 @@ def test_every_variable_of_the_environment_is_in_the_table_and_no_other():
     for path in Path(str(gridwise.__file__)).parent.rglob("*.py"):
         read |= set(re.findall(r"\"(GRIDWISE_[A-Z_]+)\"", path.read_text(encoding="utf-8")))
     inner = {"GRIDWISE_JOB", "GRIDWISE_POOL", "GRIDWISE_NOTEBOOK", "GRIDWISE_FOLDER", "GRIDWISE_COMPAT"}
-    inner |= {"GRIDWISE_KEEP_FETCHED", "GRIDWISE_OVERLAP"}  # without effect; to go with the next version
     shown = set(re.findall(r"^\| `(GRIDWISE_\w+)` \|", text_of("launching"), re.MULTILINE))
     assert shown <= read
     assert sorted(read - shown - inner) == []

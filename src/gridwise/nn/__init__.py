@@ -93,8 +93,6 @@ from .primitives.halo_exchange import HaloExchange as HaloExchange
 from .primitives.reduce_scatter import ReduceScatter as ReduceScatter
 from .primitives.repartition import Repartition as Repartition
 from .primitives.sum_reduce import SumReduce as SumReduce
-from .windows.overlap import keep_fetched as keep_fetched
-from .windows.overlap import overlap as overlap
 
 if not _typing.TYPE_CHECKING:
     __getattr__ = _moved_modules(__name__)

@@ -140,11 +140,6 @@ class Module(torch.nn.Module):
             self._forward_pre_hooks[self._own_hook] = self._forward_pre_hooks.pop(self._own_hook)
         return handle
 
-    @property
-    def _says(self) -> str:
-        """`_title` under its name of earlier versions, for layers outside this package."""
-        return self._title
-
     def _takes_part(self, *partitions: Partition, signature: str = "") -> None:
         """Name the partitions of this layer; `signature` (its arguments) tells it from others of its class."""
         transport = partitions[0].transport

@@ -5,5 +5,4 @@ fetch             fetches the box that a worker needs, with room for padding, in
 saved_input       what is kept of it for backward
 conv_node         a convolution as one autograd node; `border_conv`: that of a large block on a device
 output_size       the size that a call may ask for
-overlap           switches of earlier versions, without effect
 """

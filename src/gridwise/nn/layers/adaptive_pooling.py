@@ -105,7 +105,6 @@ class AdaptiveAvgPool(LayerFamily, AdaptivePool):
     ----------
     P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
     output_size : the size of the global output, as in torch; None keeps the input's extent of a dim
-    buffer_manager : accepted for compatibility with DistDL and ignored: torch manages memory
 
     Shape
     -----
@@ -121,7 +120,7 @@ class AdaptiveAvgPool(LayerFamily, AdaptivePool):
 
     _settings = ("output_size",)
 
-    def __init__(self, P_x: Partition, output_size: AdaptiveSize, *, buffer_manager: object = None) -> None:
+    def __init__(self, P_x: Partition, output_size: AdaptiveSize) -> None:
         layer: type[torch.nn.Module] = getattr(torch.nn, f"AdaptiveAvgPool{self.dims}d")
         super().__init__(P_x, layer(output_size))
 
@@ -137,7 +136,6 @@ class AdaptiveMaxPool(LayerFamily, AdaptivePool):
     P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
     output_size : the size of the global output, as in torch; None keeps the input's extent of a dim
     return_indices : also return the indices of the maxima, flat and *global*, as the sequential layer does
-    buffer_manager : accepted for compatibility with DistDL and ignored: torch manages memory
 
     Shape
     -----
@@ -153,9 +151,7 @@ class AdaptiveMaxPool(LayerFamily, AdaptivePool):
 
     _settings = ("output_size", "return_indices")
 
-    def __init__(
-        self, P_x: Partition, output_size: AdaptiveSize, return_indices: bool = False, *, buffer_manager: object = None
-    ) -> None:
+    def __init__(self, P_x: Partition, output_size: AdaptiveSize, return_indices: bool = False) -> None:
         layer: type[torch.nn.Module] = getattr(torch.nn, f"AdaptiveMaxPool{self.dims}d")
         super().__init__(P_x, layer(output_size, return_indices))
 

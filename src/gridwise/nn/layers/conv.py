@@ -27,7 +27,6 @@ class AnyConv(LayerFamily, Conv):
     in_channels, ..., padding_mode : as in torch; `padding` and `padding_mode` refer to the *global* tensor
     P_y : the partition of the output, (1, p_co, height, width); only together with `P_w`
     P_w : the partition of the work, (p_co, p_ci, height, width): both kinds of channels and space may be cut
-    buffer_manager : accepted for compatibility with DistDL and ignored: torch manages memory
     device, dtype : device and dtype of the parameters
 
     Shape

@@ -138,7 +138,6 @@ class Conv(ConvLayer):
         *,
         P_y: Partition | None = None,
         P_w: Partition | None = None,
-        buffer_manager: object = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:

@@ -34,7 +34,6 @@ class ConvTranspose(LayerFamily, ConvLayer):
     ----------
     P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
     in_channels, ..., padding_mode : as in torch; `padding` refers to the *global* tensor
-    buffer_manager : accepted for compatibility with DistDL and ignored: torch manages memory
     device, dtype : device and dtype of the parameters
 
     A call takes `output_size` after its input, as in torch: the size of the *global* output, the same on all workers.
@@ -76,7 +75,6 @@ class ConvTranspose(LayerFamily, ConvLayer):
         dilation: Size = 1,
         padding_mode: str = "zeros",
         *,
-        buffer_manager: object = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:

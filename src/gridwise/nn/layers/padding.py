@@ -84,7 +84,6 @@ class ConstantPad(LayerFamily, Pad):
     P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
     padding : of the *global* tensor, as in torch: one number, or one for each side, last dim first
     value : what to fill the padding with
-    buffer_manager : accepted for compatibility with DistDL and ignored: torch manages memory
 
     Shape
     -----
@@ -101,7 +100,7 @@ class ConstantPad(LayerFamily, Pad):
     mode = "constant"
     _settings = ("padding", "value")
 
-    def __init__(self, P_x: Partition, padding: Size, value: float, *, buffer_manager: object = None) -> None:
+    def __init__(self, P_x: Partition, padding: Size, value: float) -> None:
         super().__init__(P_x, padding, value)
 
 
@@ -112,7 +111,6 @@ class ImagePad(LayerFamily, Pad):
     ----------
     P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
     padding : of the *global* tensor, as in torch: one number, or one for each side, last dim first
-    buffer_manager : accepted for compatibility with DistDL and ignored: torch manages memory
 
     Shape
     -----
@@ -126,7 +124,7 @@ class ImagePad(LayerFamily, Pad):
     torch.Size([1, 3, 12, 12])
     """
 
-    def __init__(self, P_x: Partition, padding: Size, *, buffer_manager: object = None) -> None:
+    def __init__(self, P_x: Partition, padding: Size) -> None:
         super().__init__(P_x, padding)
 
 

@@ -107,7 +107,6 @@ class MaxPool(LayerFamily, DistributedPoolingBase):
     P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
     kernel_size, ..., ceil_mode : as in torch; `stride` defaults to `kernel_size`
     return_indices : also return the indices of the maxima, flat and *global*, as the sequential layer does
-    buffer_manager : accepted for compatibility with DistDL and ignored: torch manages memory
 
     Shape
     -----
@@ -138,8 +137,6 @@ class MaxPool(LayerFamily, DistributedPoolingBase):
         dilation: Size = 1,
         return_indices: bool = False,
         ceil_mode: bool = False,
-        *,
-        buffer_manager: object = None,
     ) -> None:
         layer: type[torch.nn.Module] = {1: torch.nn.MaxPool1d, 2: torch.nn.MaxPool2d, 3: torch.nn.MaxPool3d}[self.dims]
         super().__init__(P_x, layer(kernel_size, stride, padding, dilation, return_indices, ceil_mode))
@@ -179,7 +176,6 @@ class AvgPool(LayerFamily, DistributedPoolingBase):
     ----------
     P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
     kernel_size, ..., divisor_override : as in torch; `stride` defaults to `kernel_size`
-    buffer_manager : accepted for compatibility with DistDL and ignored: torch manages memory
 
     Shape
     -----
@@ -293,8 +289,6 @@ class DistributedAvgPool2d(AvgPool):
         ceil_mode: bool = False,
         count_include_pad: bool = True,
         divisor_override: int | None = None,
-        *,
-        buffer_manager: object = None,
     ) -> None:
         layer: type[torch.nn.Module] = {2: torch.nn.AvgPool2d, 3: torch.nn.AvgPool3d}[self.dims]
         super().__init__(P_x, layer(kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override))
@@ -307,7 +301,6 @@ class DistributedAvgPool1d(AvgPool):
     ----------
     P_x : the partition of input and output, axes (batch, channel, length), or without the batch
     kernel_size, ..., count_include_pad : as in torch; `stride` defaults to `kernel_size`
-    buffer_manager : accepted for compatibility with DistDL and ignored: torch manages memory
     """
 
     dims = 1
@@ -320,8 +313,6 @@ class DistributedAvgPool1d(AvgPool):
         padding: Size = 0,
         ceil_mode: bool = False,
         count_include_pad: bool = True,
-        *,
-        buffer_manager: object = None,
     ) -> None:
         layer: type[torch.nn.Module] = torch.nn.AvgPool1d
         super().__init__(P_x, layer(kernel_size, stride, padding, ceil_mode, count_include_pad))

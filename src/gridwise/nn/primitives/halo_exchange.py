@@ -28,7 +28,6 @@ class HaloExchange(Primitive):
     P_x : a partition with as many axes as the tensor has dims
     halo_shape : for each dim, how many rows before and after the block
     recv_shape, send_shape : refused; DistDL's layer takes them, and fills the halos of a block that is padded already
-    buffer_manager : accepted for compatibility with DistDL, and not used
 
     Notes
     -----
@@ -48,8 +47,6 @@ class HaloExchange(Primitive):
         halo_shape: Sequence[Sequence[int]],
         recv_shape: object = None,
         send_shape: object = None,
-        *,
-        buffer_manager: object = None,
     ) -> None:
         super().__init__()
         need_partition(type(self).__name__, "P_x", P_x)

@@ -29,7 +29,6 @@ class Repartition(Primitive):
     P_x, P_y : partitions with as many axes as the tensor has dims; their workers may coincide, overlap or differ
     preserve_batch : a worker without output returns shape ``(batch, 0)`` instead of ``(0,)``
     cuts : cut points of the output along each dim; None, for all dims or for one of them, means balanced blocks
-    buffer_manager : accepted for compatibility with DistDL, and not used
 
     Notes
     -----
@@ -48,8 +47,6 @@ class Repartition(Primitive):
         P_y: Partition,
         preserve_batch: bool = True,
         cuts: Sequence[Sequence[int] | None] | None = None,
-        *,
-        buffer_manager: object = None,
     ) -> None:
         super().__init__()
         need_partition(type(self).__name__, "P_x", P_x)
@@ -62,7 +59,7 @@ class Repartition(Primitive):
         if cuts is not None and not isinstance(cuts, Sequence):
             raise PartitionError(
                 f"Repartition: `cuts` (={cuts!r}) must be a list of cut points for each dim.\n"
-                "  fix: a buffer manager, which DistDL has in this place, goes by its name: buffer_manager=..."
+                "  fix: leave out a buffer manager, which DistDL has in this place: torch manages memory."
             )
         if cuts is not None and len(cuts) != P_y.dim:
             raise PartitionError(f"`cuts` needs one entry for each of {P_y.dim} dims, got {len(cuts)}.")

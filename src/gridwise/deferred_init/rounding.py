@@ -16,9 +16,9 @@ from functools import cache
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from gridwise.deferred_init.recording.tape import External, TapeNode, Value
+from gridwise.torch_internals.operators import OpOverload, name_of, overload_of
 
 _MOVES = frozenset({"fill", "zero", "copy", "clone", "_to_copy", "neg", "where", "masked_fill"})
 _EXACT = _MOVES | {
@@ -34,14 +34,14 @@ _FUNCTIONS = frozenset(
 def keeps_bits(node: TapeNode) -> bool:
     """Whether an elementwise node gives each element the same bits, however the tensor is cut."""
     assert isinstance(node.func, OpOverload)
-    name = node.func._schema.name.removeprefix("aten::").removesuffix("_")
+    name = name_of(node.func).removeprefix("aten::").removesuffix("_")
     tensors = [_meta(item) for item in (*node.args, *node.kwargs.values()) if isinstance(item, Value | External)]
     if any(tensor.is_complex() for tensor in tensors):
         return name in _MOVES
     if name in ("add", "sub", "rsub"):
         return all(factor == 1 for factor in (*node.args[2:], *node.kwargs.values()))  # `alpha` adds a product
     if name == "div":
-        return not node.func._overloadname.endswith("_mode")
+        return not overload_of(node.func).endswith("_mode")
     if name in _FUNCTIONS:
         return tensors[0].is_contiguous() and function_holds(name, tensors[0].dtype)
     return name in _EXACT

@@ -17,13 +17,13 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch._ops import OpOverload
 
 from gridwise.errors import FakeTensorError
 from gridwise.fake.geometry import META, Geometry, storage_copy, with_geometry, without_data
 from gridwise.fake.meta_device import corrected, pretended_device
 from gridwise.fake.nested import Args, Kwargs, mapped, tensors_in
 from gridwise.fake.tensor import FakeTensor, make_fake
+from gridwise.torch_internals.operators import OpOverload, schema_of
 
 aten = torch.ops.aten
 
@@ -54,7 +54,7 @@ class OperatorSchema:
 
 @cache
 def operator(func: OpOverload) -> OperatorSchema:
-    schema = func._schema
+    schema = schema_of(func)
     written: list[int | str] = []
     for position, argument in enumerate(schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:

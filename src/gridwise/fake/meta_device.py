@@ -13,9 +13,9 @@ from typing import Any
 import torch
 import torch._meta_registrations as kernels
 from torch import Tensor
-from torch._ops import OpOverload
 
 from gridwise.fake.nested import Args
+from gridwise.torch_internals.operators import OpOverload
 
 aten = torch.ops.aten
 

@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gridwise.fake.dispatch import PLAIN, PLAIN_CUDA, FakeDispatcher, operator
 from gridwise.fake.nested import Args, Kwargs, tensors_in
 from gridwise.fake.parameters import DispatchersOfThread, parameters_of
 from gridwise.fake.tensor import FakeTensor
+from gridwise.torch_internals.operators import OpOverload
 
 aten = torch.ops.aten
 

@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from numpy.typing import DTypeLike
 from torch import Tensor
-from torch._ops import OpOverload
 
 from gridwise.errors import FakeTensorError
 from gridwise.fake import indexing
 from gridwise.fake.geometry import geometry
 from gridwise.fake.nested import Args, Kwargs, tensors_in
+from gridwise.torch_internals.operators import OpOverload
 
 if TYPE_CHECKING:
     from gridwise.fake.dispatch import FakeDispatcher

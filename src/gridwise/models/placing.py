@@ -18,7 +18,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.fx import Node
 
@@ -26,6 +25,7 @@ from ..errors import UnsupportedError
 from ..grid import Grid, Layout
 from ..operators.call import order_of
 from ..partition import Partition
+from ..torch_internals.operators import OpOverload, name_of, schema_of
 from .aliasing import Aliases, isolated
 from .autograd_functions import PlacedFunction, differentiated
 from .movement import enter, leave
@@ -292,7 +292,7 @@ class Placing:
 
         results = tuple(value_of(x, Replicated()) for x in tensors_in(node.meta.get("val")))
         args, named = [given(each) for each in node.args], {key: given(value) for key, value in node.kwargs.items()}
-        for argument in node.target._schema.arguments[len(args) :]:  # type: ignore[union-attr]
+        for argument in schema_of(node.target).arguments[len(args) :]:
             if argument.has_default_value():  # `op` may be a substitute with other defaults, or none
                 named.setdefault(argument.name, argument.default_value)
         keeps_alias = node in self.aliases.keeps_alias
@@ -356,7 +356,7 @@ class Placing:
 
 def _is_settled(node: Node) -> bool:
     """Whether an operator was done with when it was recorded: it checks what is known, or makes no tensor."""
-    return str(node.target._schema.name) in SKIPPED or not (node.users or tensors_in(node.meta.get("val")))  # type: ignore[union-attr]
+    return name_of(node.target) in SKIPPED or not (node.users or tensors_in(node.meta.get("val")))
 
 
 def value_of(x: Tensor, placement: Placement) -> GlobalTensor:

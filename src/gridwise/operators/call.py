@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from ..grid import Shape
+from ..torch_internals.operators import OpOverload, schema_of
 from .functions import function_of, short_name
 
 LocalFunction = Callable[..., Any]
@@ -76,7 +76,7 @@ class OperatorCall:
     def given(self) -> dict[str, Any]:
         """All arguments by their names, defaults included."""
         found = {}
-        for i, argument in enumerate(self.op._schema.arguments):
+        for i, argument in enumerate(schema_of(self.op).arguments):
             if i < len(self.args):
                 found[argument.name] = self.args[i]
             else:
@@ -100,7 +100,7 @@ class OperatorCall:
 
     def locally(self, op: OpOverload | None = None, **changed: object) -> LocalFunction:
         """The operator as a function of its tensors, with some other arguments changed."""
-        schema = self.op._schema
+        schema = schema_of(self.op)
         given = {**self.given, **changed}
         positional = [given[a.name] for a in schema.arguments if not a.kwarg_only]
         named = {a.name: given[a.name] for a in schema.arguments if a.kwarg_only}

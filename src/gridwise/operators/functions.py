@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
+
+from ..torch_internals.operators import OpOverload, name_of
 
 _aten, _nn = torch.ops.aten, torch._C._nn
 _NAMES = (
@@ -37,7 +38,7 @@ _FUNCTIONS: dict[OpOverload, Callable[..., Any]] = {
 
 def short_name(op: OpOverload) -> str:
     """The operator's name without its namespace and overload, as in "add_"."""
-    return str(op._schema.name).partition("::")[2]
+    return name_of(op).partition("::")[2]
 
 
 def function_of(op: OpOverload) -> Callable[..., Any]:

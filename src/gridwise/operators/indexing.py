@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..grid import Box
+from ..torch_internals.operators import overload_of
 from .call import OperatorCall
 from .labels import Labels, by_labels, kept, numbered
 from .on_boxes import Builder, Composed, Local
@@ -149,6 +150,6 @@ def bucketize(call: OperatorCall) -> Local:
             raise NotOnBoxes("the place of one number")
         return by_labels(call, [of_sequence, queries, of_sequence], queries)
     labels = numbered("d", call.result.dim)
-    if call.tensors[0].shape != call.result.shape or call.op._overloadname.startswith("Scalar"):
+    if call.tensors[0].shape != call.result.shape or overload_of(call.op).startswith("Scalar"):
         raise NotOnBoxes("the place of one number")
     return by_labels(call, [labels], labels)

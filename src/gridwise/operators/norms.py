@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..grid import Box, Interval, Shape
+from ..torch_internals.operators import schema_of
 from .call import OperatorCall
 from .formats import wide
 from .on_boxes import AnyOperator, Builder, Composed, Local
@@ -136,7 +137,7 @@ def _over_last(call: OperatorCall, lead: int) -> Local:
 
 def _by_name(call: OperatorCall, values: Sequence[Any]) -> dict[str, Any]:
     """The values of those tensor arguments that are given."""
-    names = [a.name for a in call.op._schema.arguments]
+    names = [a.name for a in schema_of(call.op).arguments]
     tensors = ("input", "weight", "bias", "running_mean", "running_var")
     return dict(zip([name for name in names if name in tensors and call[name] is not None], values, strict=True))
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import torch
-from torch._ops import OpOverload
 
+from ..torch_internals.operators import OpOverload, name_of, overload_of, schema_of
 from .call import OperatorCall
 from .on_boxes import AnyOperator
 
@@ -52,8 +52,8 @@ def maker_for(op: OpOverload) -> Make | None:
 
     None for operators that change their arguments: who calls them makes them functional first.
     """
-    if op._schema.is_mutable:
+    if schema_of(op).is_mutable:
         return None
-    name, overload = str(op._schema.name), op._overloadname
+    name, overload = name_of(op), overload_of(op)
     found = OPERATORS.get(f"{name}.{overload}") or OPERATORS.get(name)
     return found or next((make for tag, make in BY_TAG.items() if tag in op.tags), None)

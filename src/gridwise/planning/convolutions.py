@@ -22,7 +22,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
+
+from ..torch_internals.operators import OpOverload
 
 aten = torch.ops.aten
 CHANNEL_BLOCK = 16

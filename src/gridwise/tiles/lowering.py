@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.fx import Node
 
@@ -25,6 +24,7 @@ from ..models.rules.answer import functional
 from ..operators.call import OperatorCall, TensorSpec, order_of
 from ..operators.on_boxes import AnyOperator, Builder, Collecting, Composed, Local
 from ..operators.table import NotOnBoxes, maker_for
+from ..torch_internals.operators import OpOverload, name_of, schema_of
 from .graph import GlobalValue, Operation, OperatorGraph, Whole
 from .views import CannotPutBack, Tensors
 
@@ -116,7 +116,7 @@ class Lowering(Builder):
             self._tensors.bind(node, self._several[node.args[0]][node.args[1]])  # type: ignore[index]
         elif not isinstance(target, OpOverload):
             raise self._refusal("it is no operator of torch")
-        elif target._schema.name not in SKIPPED:
+        elif name_of(target) not in SKIPPED:
             self._refuse_regions(node)
             self._operate(node, target)
 
@@ -184,8 +184,8 @@ class Lowering(Builder):
         metas = list(meta) if isinstance(meta, list | tuple) and not hasattr(meta, "shape") else [meta]
         needs = [getattr(each, "requires_grad", None) for each in metas]
         args, kwargs = [self._given(each) for each in node.args], {k: self._given(v) for k, v in node.kwargs.items()}
-        for argument in node.target._schema.arguments[len(args) :]:  # type: ignore[union-attr]
-            if argument.has_default_value() and any(a.name == argument.name for a in op._schema.arguments):
+        for argument in schema_of(node.target).arguments[len(args) :]:
+            if argument.has_default_value() and any(a.name == argument.name for a in schema_of(op).arguments):
                 kwargs.setdefault(argument.name, argument.default_value)
         is_random = draws(node)
         made = self._apply(op, args, kwargs, results, is_random)
@@ -225,7 +225,7 @@ class Lowering(Builder):
     ) -> list[GlobalValue]:
         """Add the operations of a call; its results."""
         call = OperatorCall(op, tuple(map(_specs, args)), {k: _specs(v) for k, v in kwargs.items()}, tuple(results))
-        order = [a.name for a in op._schema.arguments]
+        order = [a.name for a in schema_of(op).arguments]
         given = {**dict(zip(order, args, strict=False)), **kwargs}
         values = [value for name in order if name in given for value in _values(given[name])]
         maker, reason = maker_for(op), "there is no operator on boxes for it"

@@ -15,6 +15,7 @@ import torch
 from torch.fx import Node
 
 from ..models.recording.recording import memory_of, written_by
+from ..torch_internals.operators import name_of, schema_of
 from .graph import GlobalValue
 
 aten = torch.ops.aten
@@ -125,7 +126,7 @@ def _base_of(node: Node) -> Node | None:
 def put_back(call: Call, view: Node, base: GlobalValue, value: GlobalValue) -> GlobalValue:
     """The base of a view, once the view has become `value`."""
     by = _by(view)
-    kind = str(by.target._schema.name).partition("::")[2]  # type: ignore[union-attr]
+    kind = name_of(by.target).partition("::")[2]
     given = _arguments(by)
     dim = given.get("dim")
     if kind in RESHAPES:
@@ -163,7 +164,7 @@ def _order_by_trying(by: Node, base: GlobalValue) -> list[int]:
 
 
 def _arguments(node: Node) -> dict[str, Any]:
-    schema = node.target._schema.arguments  # type: ignore[union-attr]
+    schema = schema_of(node.target).arguments
     found = {a.name: a.default_value for a in schema}
     found.update(zip([a.name for a in schema], node.args, strict=False))
     found.update(node.kwargs)

@@ -5,4 +5,5 @@ Nothing here knows of grids. Elsewhere in the package only what torch documents 
 versions       the versions of torch that the tests have seen
 functions      calls of autograd Functions, however their `apply` was obtained
 checkpoints    calls of `torch.utils.checkpoint`
+operators      operators of the dispatcher: classes, names, schemas
 """

@@ -14,7 +14,6 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
 from gridwise.deferred_init.random.streams import DrawCounter, generator_for
@@ -36,6 +35,7 @@ from gridwise.fake.geometry import Geometry, geometry, storage_copy, with_geomet
 from gridwise.fake.meta_device import pretended_device
 from gridwise.fake.nested import Args, Kwargs, mapped, tensors_in
 from gridwise.fake.tensor import FakeTensor, make_fake
+from gridwise.torch_internals.operators import OpOverload
 
 aten = torch.ops.aten
 

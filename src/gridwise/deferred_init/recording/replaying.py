@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
 from gridwise.deferred_init.random.generator import generator_at
@@ -27,6 +26,7 @@ from gridwise.deferred_init.recording.tape import Cell, External, TapeNode, Valu
 from gridwise.fake.geometry import geometry, on_storage
 from gridwise.fake.nested import Args, Kwargs, leaves, mapped
 from gridwise.progress import ProgressBar
+from gridwise.torch_internals.operators import OpOverload, schema_of
 
 
 def nodes_for(values: Sequence[Value], given: Collection[Value] = (), before: float = math.inf) -> list[TapeNode]:
@@ -156,7 +156,7 @@ def _noted(mark: Mark, after: Tensor) -> Tensor:
 
 @cache
 def _takes_generator(func: Callable[..., Any]) -> bool:
-    return isinstance(func, OpOverload) and any(argument.name == "generator" for argument in func._schema.arguments)
+    return isinstance(func, OpOverload) and any(argument.name == "generator" for argument in schema_of(func).arguments)
 
 
 def real(recorded: Any, env: Mapping[Value, Tensor]) -> Any:

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from ...comm.graph_breaks import capturing
 from ...operators.functions import short_name
+from ...torch_internals.operators import OpOverload
 from .recording import Recording
 
 KEEPS_NUMBERS = frozenset(

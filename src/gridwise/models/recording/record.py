@@ -9,9 +9,9 @@ from typing import Any
 import torch
 import xxhash
 from torch import Tensor
-from torch._ops import OpOverload
 
 from ...errors import PartitionError, UnsupportedError, describe
+from ...torch_internals.operators import OpOverload, schema_of
 from .containers import ADDRESS, Tree, described, flatten, unflatten
 from .contents import refilled
 from .interception import Calls, intercepting
@@ -264,7 +264,7 @@ def _without_idle_switches(graph: torch.fx.Graph) -> None:
 def _without_out(graph: torch.fx.Graph) -> None:
     """Replace operators that write their result to an `out` tensor by those that return it, followed by a copy."""
     for node in [node for node in graph.nodes if isinstance(node.target, OpOverload)]:
-        names = [argument.name for argument in node.target._schema.arguments if argument.is_out]
+        names = [argument.name for argument in schema_of(node.target).arguments if argument.is_out]
         if len(names) != 1 or names[0] not in node.kwargs:
             continue
         plain = _returning(node.target, names[0])
@@ -282,10 +282,10 @@ def _without_out(graph: torch.fx.Graph) -> None:
 
 def _returning(op: OpOverload, out: str) -> OpOverload | None:
     """The overload without the argument named `out`."""
-    wanted = [(a.name, str(a.type)) for a in op._schema.arguments if a.name != out]
+    wanted = [(a.name, str(a.type)) for a in schema_of(op).arguments if a.name != out]
     packet = op.overloadpacket
     overloads = [getattr(packet, name) for name in packet.overloads()]
-    return next((o for o in overloads if [(a.name, str(a.type)) for a in o._schema.arguments] == wanted), None)
+    return next((o for o in overloads if [(a.name, str(a.type)) for a in schema_of(o).arguments] == wanted), None)
 
 
 def _digest(module: torch.fx.GraphModule, constants: Mapping[str, Tensor], returned: str, regions: Regions) -> int:

@@ -23,8 +23,8 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
+from ...torch_internals.operators import OpOverload, schema_of
 from .containers import Tree, unflatten
 
 
@@ -110,7 +110,7 @@ def memory_of(node: torch.fx.Node) -> int | None:
 
 def arguments_of(node: torch.fx.Node, op: OpOverload) -> dict[str, Any]:
     """The arguments that a node passes to an operator, by name, in the schema's order; None where it passes none."""
-    names = [argument.name for argument in op._schema.arguments]
+    names = [argument.name for argument in schema_of(op).arguments]
     given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
     return {name: given.get(name) for name in names}
 
@@ -125,10 +125,12 @@ def nodes_in(value: Any) -> list[torch.fx.Node]:
 def written_by(node: torch.fx.Node) -> list[torch.fx.Node]:
     """The nodes whose tensors an operator changes, according to its schema."""
     op = node.target
-    if not isinstance(op, OpOverload) or not op._schema.is_mutable:
+    if not isinstance(op, OpOverload) or not schema_of(op).is_mutable:
         return []
     given = arguments_of(node, op)
-    return nodes_in([given[a.name] for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write])
+    return nodes_in(
+        [given[a.name] for a in schema_of(op).arguments if a.alias_info is not None and a.alias_info.is_write]
+    )
 
 
 def draws(node: torch.fx.Node) -> bool:

@@ -19,7 +19,6 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 from torch._decomp import decompositions
-from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -29,6 +28,7 @@ from torch._subclasses.fake_tensor import (
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ...torch_internals.operators import OpOverload, schema_of
 from ..rules.pointwise import is_pointwise
 from ..rules.table import rule_for
 from .containers import flatten
@@ -126,8 +126,8 @@ def _composites() -> list[OpOverload]:
             continue
         packet, _, overload = rest.partition(".")
         op = getattr(getattr(torch.ops.aten, packet), overload or "default")
-        returns = [str(each.type) for each in op._schema.returns]
-        if returns and all("Tensor" in each for each in returns) and not op._schema.is_mutable:
+        returns = [str(each.type) for each in schema_of(op).returns]
+        if returns and all("Tensor" in each for each in returns) and not schema_of(op).is_mutable:
             found.append(op)
     return found
 

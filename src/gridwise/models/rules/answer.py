@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch._ops import OpOverload
 
 from ...operators.functions import short_name
 from ...operators.table import NotOnBoxes
+from ...torch_internals.operators import OpOverload, overload_of, schema_of
 from ..movement import is_there
 from .call import Call, NoRule, NothingCut, Placed
 from .pointwise import is_pointwise, pointwise
@@ -50,8 +50,8 @@ def functional(op: OpOverload) -> OpOverload | None:
     packet = getattr(torch.ops.aten, name.removesuffix("_"), None)
     if packet is None or not name.endswith("_"):
         return None
-    for overload in (op._overloadname, "default", "p"):
+    for overload in (overload_of(op), "default", "p"):
         found = getattr(packet, overload, None) if overload in packet.overloads() else None
-        if found is not None and len(found._schema.arguments) == len(op._schema.arguments):
+        if found is not None and len(schema_of(found).arguments) == len(schema_of(op).arguments):
             return found
     return None

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torch._ops import OpOverload, OpOverloadPacket
-
 from ...errors import PartitionError
+from ...torch_internals.operators import OpOverload, OpOverloadPacket, name_of, overload_of
 from .call import Rule
 
 RULES: dict[str, Rule] = {}
@@ -41,10 +40,9 @@ def register_rule(operator: OpOverload | OpOverloadPacket, function: Rule) -> No
     >>> gridwise.register_rule(torch.ops.aten.erfinv, pointwise)
     """
     if isinstance(operator, OpOverload):
-        name = str(operator._schema.name)
-        RULES[f"{name}.{operator._overloadname}" if operator._overloadname != "default" else name] = function
+        RULES[operator.name()] = function
     elif isinstance(operator, OpOverloadPacket):
-        RULES[str(operator._qualified_op_name)] = function
+        RULES[name_of(operator)] = function
     else:
         raise PartitionError(
             f"register_rule: `operator` (={operator!r}) must be an operator of torch, as torch.ops.mylib.op."
@@ -53,5 +51,5 @@ def register_rule(operator: OpOverload | OpOverloadPacket, function: Rule) -> No
 
 def rule_for(op: OpOverload) -> Rule | None:
     """The rule of an operator, or None; a rule for the overload takes precedence."""
-    name, overload = str(op._schema.name), op._overloadname
+    name, overload = name_of(op), overload_of(op)
     return RULES.get(f"{name}.{overload}") or RULES.get(name)

@@ -28,7 +28,6 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...comm.launching import find
@@ -38,6 +37,7 @@ from ...comm.transports.base import Team, Transport
 from ...errors import PartitionError
 from ...local_path import local_path
 from ...models.program import watched_steps
+from ...torch_internals.operators import OpOverload
 from ..current_layer import CurrentLayer
 from ..layer_names import layer_of
 from ..report import BACKWARD, FORWARD, Plan

@@ -201,19 +201,16 @@ def test_backward_with_stale_observations_is_refused() -> None:
         net.backward()
 
 
-def test_float64_and_lower_precision_products() -> None:
+def test_float64() -> None:
     torch.manual_seed(0)
     net = images()
     double = copy.deepcopy(net).double()
-    mixed = copy.deepcopy(net)
-    mixed.set_precision(torch.bfloat16)
     x, y = torch.randn(4, 1, 5, 7), torch.randn(4, 2)
-    for n in (net, double, mixed):
+    for n in (net, double):
         nn.TrainStep(n)(x, y, 0.1)
     assert next(double.parameters()).dtype == torch.float64
     for name, p in net.state_dict().items():
         torch.testing.assert_close(p.double(), double.state_dict()[name].double(), rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(p, mixed.state_dict()[name], rtol=0.1, atol=0.05)
 
 
 def test_running_statistics_start_with_the_first_batch() -> None:

@@ -146,7 +146,6 @@ class CompiledStep:
     def _eps(self, tensors: Tensors) -> float:
         """The relative rounding error of the coarsest products of a step."""
         types = {t.dtype for t in tensors if t.is_floating_point()}
-        types |= {layer.compute_dtype for layer in self._layers if layer.compute_dtype is not None}
         return max(_TF32 if t == torch.float32 and _fast_products(tensors) else torch.finfo(t).eps for t in types)
 
     def _check(self) -> None:

@@ -18,16 +18,9 @@ SMALL = {"cpu": 1 << 15, "cuda": 1 << 21}
 """The largest product, in multiplications, that is written out for the compiler, by kind of device."""
 
 
-def product(
-    a: Tensor, b: Tensor, dtype: torch.dtype | None = None, plus: Tensor | None = None, out: Tensor | None = None
-) -> Tensor:
-    """a b (+ plus), with the product in `dtype`, if given, and the sum in the precision of `a`.
-
-    `out` is a buffer for the result, used only where nothing is added, cast or written out.
-    """
-    if dtype is not None and dtype != a.dtype:
-        made = (a.to(dtype) @ b.to(dtype)).to(a.dtype)
-    elif is_traced() and a.numel() * b.shape[-1] <= SMALL.get(a.device.type, 0):
+def product(a: Tensor, b: Tensor, plus: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    """a b (+ plus). `out` is a buffer for the result, used only where nothing is added or written out."""
+    if is_traced() and a.numel() * b.shape[-1] <= SMALL.get(a.device.type, 0):
         made = (a.unsqueeze(-1) * b.unsqueeze(-3)).sum(-2)
     elif plus is not None:
         return torch.addmm(plus, a, b) if a.ndim == 2 else torch.baddbmm(plus, a, b)

@@ -50,8 +50,6 @@ class BaseLayer(nn.Module):
     ----------
     compat : None or 'cutagi'
         'cutagi' reproduces the deterministic quirks of cuTAGI 0.2.1 that the layer documents.
-    compute_dtype : torch.dtype or None
-        Precision of the large products; None for that of the parameters.
 
     Examples
     --------
@@ -77,7 +75,6 @@ class BaseLayer(nn.Module):
         self.input_size = input_size
         self.output_size = output_size
         self.compat: str | None = None
-        self.compute_dtype: torch.dtype | None = None
         self._saved: tuple[Any, ...] | None = None
         self._memory: dict[str, Tensor] = {}
 
@@ -296,7 +293,7 @@ class ParametricLayer(BaseLayer):
 
 def setting_names(layer: BaseLayer) -> list[str]:
     """The attributes of a layer, besides tensors and hooks, that its computation may depend on."""
-    always = {"compat", "compute_dtype", "cap"}
+    always = {"compat", "cap"}
     return [
         name
         for name, value in vars(layer).items()

@@ -135,12 +135,10 @@ class Conv2d(WindowedBaseLayer, ParametricLayer):
         return list(self.padding) if self.padding_type == 1 and self.halo is None else [0, 0]
 
     def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        dtype = self.compute_dtype or x.dtype
-        cuts = self.transposed and self.halo is not None  # may have to add rows that consist of the bias alone
-        if dtype == x.dtype and not cuts:
-            return self._crop(self._kernel(x, weight, bias))
-        out = self._crop(self._kernel(x.to(dtype), weight.to(dtype), None).to(x.dtype))
-        return out if bias is None else out + bias[:, None, None]
+        if self.transposed and self.halo is not None:  # may have to add rows that consist of the bias alone
+            out = self._crop(self._kernel(x, weight, None))
+            return out if bias is None else out + bias[:, None, None]
+        return self._crop(self._kernel(x, weight, bias))
 
     def _kernel(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if not x.numel() and self.halo is not None:  # torch refuses images without rows; a block may have none
@@ -152,12 +150,11 @@ class Conv2d(WindowedBaseLayer, ParametricLayer):
     def _adjoints(self, d: Tensor, x: Tensor, weight: Tensor, need_input: bool) -> tuple[Tensor, Tensor]:
         if self.halo is not None and not (d.numel() and x.numel()):
             return torch.zeros_like(x), torch.zeros_like(weight)
-        own, dtype = d.dtype, self.compute_dtype or d.dtype
         at_input, at_weight, _ = torch.ops.aten.convolution_backward(
-            d.to(dtype), x.to(dtype), weight.to(dtype), None, self.stride, self._symmetric(), self.dilation,
+            d, x, weight, None, self.stride, self._symmetric(), self.dilation,
             self.transposed, [0, 0], self.groups, [need_input, True, False],
         )  # fmt: skip
-        return at_input.to(own) if need_input else d, at_weight.to(own)
+        return at_input if need_input else d, at_weight
 
     # ---- padding type 2: a convolution pads at the bottom and right, its transpose crops there ----------------------
     def _margins(self) -> Margins:

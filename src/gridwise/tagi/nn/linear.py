@@ -87,15 +87,14 @@ class Linear(ParametricLayer):
     def backward(self, delta: Innovation, need_input: bool = True) -> Innovation | None:
         x, squares, shape = self._recall()
         d = delta.reshape(-1, self.output_size)
-        dtype = self.compute_dtype
         w = (
-            product(d.mu.t(), x.mu, dtype, out=self._scratch("s1", self.mu_w)),
-            product(d.var.t(), x.mu * x.mu, dtype, out=self._scratch("s2", self.mu_w)),
+            product(d.mu.t(), x.mu, out=self._scratch("s1", self.mu_w)),
+            product(d.var.t(), x.mu * x.mu, out=self._scratch("s2", self.mu_w)),
         )
         self._sums_ready(shape[0], w, (d.mu.sum(0), d.var.sum(0)))
         if not need_input:
             return None
-        back = Innovation(product(d.mu, self.mu_w, dtype), product(d.var, squares, dtype))
+        back = Innovation(product(d.mu, self.mu_w), product(d.var, squares))
         return back.through(x.jcb).reshape(*shape)
 
     def get_layer_info(self) -> str:
@@ -104,14 +103,13 @@ class Linear(ParametricLayer):
 
 def linear_moments(layer: ParametricLayer, x: Gaussian, squares: Tensor | None) -> tuple[Tensor, Tensor]:
     """Mean and variance of W x + b for rows `x`; `squares` is W**2, needed where x has a variance."""
-    dtype = layer.compute_dtype
     second = x.mu * x.mu if x.var is None else torch.addcmul(x.var, x.mu, x.mu)
-    mu = product(x.mu, layer.mu_w.t(), dtype, layer.mu_b)
-    var = product(second, layer.var_w.t(), dtype, layer.var_b)
+    mu = product(x.mu, layer.mu_w.t(), layer.mu_b)
+    var = product(second, layer.var_w.t(), layer.var_b)
     if x.var is not None and squares is not None:
-        if dtype is None and not is_traced():
+        if not is_traced():
             return mu, var.addmm_(x.var, squares.t())
-        var = product(x.var, squares.t(), dtype, var)
+        var = product(x.var, squares.t(), var)
     return mu, var
 
 

@@ -80,11 +80,6 @@ class Sequential(LayerBlock):
         for layer in self._all_layers():
             layer.compat = compat
 
-    def set_precision(self, dtype: torch.dtype | None) -> None:
-        """Compute the large products in `dtype` (torch.bfloat16, say), all else in the precision of the parameters."""
-        for layer in self._all_layers():
-            layer.compute_dtype = dtype
-
     def set_cap(self, cap: float | str | None) -> None:
         """Set the cap on parameter updates: 'batch' (by the batch size), a factor above zero, or None for no cap."""
         if cap not in (None, "batch") and not (isinstance(cap, int | float) and cap > 0):

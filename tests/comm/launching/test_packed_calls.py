@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import pickle
+import subprocess
+import sys
 import threading
+from typing import Any
 
+import cloudpickle
 import pytest
 
 from gridwise.comm.launching.launch import launch
 from gridwise.comm.launching.packed_calls import packed_call
 from gridwise.comm.launching.pool import Pool
+from gridwise.comm.launching.start import environment_for, mpiexec
 from gridwise.errors import PartitionError
 
 LOCK = threading.Lock()
@@ -56,6 +62,52 @@ def test_what_cannot_be_pickled_is_named() -> None:
     uses_a_global.__module__ = "__main__"  # as in a script
     with pytest.raises(PartitionError, match="variable `LOCK`, which it uses, is a lock"):
         launch(uses_a_global, workers=2)
+
+
+def test_cached_functions_of_a_script_are_sent() -> None:
+    """Their name, `__main__.squared`, means nothing to a worker."""
+    script: dict[str, Any] = {"__name__": "__main__"}
+    exec(SCRIPT, script)
+    calls = [
+        packed_call(script[name], () if name == "Table" else (3,), {}) for name in ("squared", "total", "made", "Table")
+    ]
+    environment = environment_for(1, "gloo")
+    command, sent = [sys.executable, "-c", UNPACKED], pickle.dumps(calls)
+    done = subprocess.run(command, input=sent, capture_output=True, check=False, env=environment)
+    assert done.stdout.decode() == "9 18 27 4 ", done.stderr.decode()
+    function = cloudpickle.loads(packed_call(script["squared"], (), {}))[0]
+    assert function.cache_parameters() == {"maxsize": 7, "typed": True}
+    assert cloudpickle.loads(packed_call(mpiexec, (), {}))[0] is mpiexec, "what can be imported is imported"
+
+
+SCRIPT = """
+import functools
+
+@functools.lru_cache(maxsize=7, typed=True)
+def squared(x):
+    return x * x
+
+def total(x):
+    return squared(x) + squared(-x)
+
+def made(x):
+    factor = functools.cache(lambda: x)
+    return functools.partial(lambda: factor() * squared(x))()
+
+class Table:
+    @functools.cache
+    def row(self):
+        return squared(2)
+
+    def __str__(self):
+        return str(self.row())
+"""
+UNPACKED = """
+import pickle, sys, cloudpickle
+for call in pickle.load(sys.stdin.buffer):
+    function, args, kwargs = cloudpickle.loads(call)
+    print(function(*args, **kwargs), end=" ")
+"""
 
 
 class Holds:

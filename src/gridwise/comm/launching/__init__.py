@@ -6,7 +6,7 @@ start, launch          starting processes on this machine; running a function on
 cluster                command lines for several machines, as text
 pool, pool_task        workers that are started once and run many tasks; one task in progress
 worker, pool_messages  the worker's end of a pool, and the messages between the two
-packed_calls           a function call as bytes, to be made by workers
+packed_calls           values and function calls as bytes, for workers
 local_device           the device of this worker
 cores, malloc          a worker's share of the cores; keeping freed memory in the process
 """

@@ -1,9 +1,12 @@
-"""A function call as bytes, to be made by workers; errors name what cannot be pickled or is not callable."""
+"""Values and function calls as bytes for other processes; errors name what cannot be pickled or is not callable."""
 
 from __future__ import annotations
 
+import functools
 import inspect
+import io
 import operator
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, SupportsIndex
 
@@ -27,6 +30,39 @@ def count_of(workers: SupportsIndex) -> int:
     return count
 
 
+class _Pickler(cloudpickle.Pickler):
+    """Cloudpickle, which also sends cached functions that only this process can name: with an empty cache."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, _CACHED) and not _can_be_imported(obj):
+            return _cached, (obj.__wrapped__, obj.cache_parameters())
+        return super().reducer_override(obj)
+
+
+_CACHED = type(functools.cache(lambda: None))
+
+
+def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Callable[..., Any]:
+    return functools.lru_cache(**parameters)(function)
+
+
+def _can_be_imported(obj: Any) -> bool:
+    """Whether another process finds this very object by its module and name."""
+    if obj.__module__ == "__main__" or obj.__module__ in cloudpickle.list_registry_pickle_by_value():
+        return False
+    found: Any = sys.modules.get(obj.__module__)
+    for name in obj.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is obj
+
+
+def packed(value: object) -> bytes:
+    """A value, pickled for another process of this program; `cloudpickle.loads` unpacks it."""
+    with io.BytesIO() as file:
+        _Pickler(file).dump(value)
+        return file.getvalue()
+
+
 def packed_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
     """The call ``fn(*args, **kwargs)``, pickled."""
     if not callable(fn):
@@ -36,7 +72,7 @@ def packed_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
             "launch(train(0.1), workers=4).",
         )
     try:
-        return cloudpickle.dumps((fn, args, kwargs))
+        return packed((fn, args, kwargs))
     except Exception as error:
         name = getattr(fn, "__name__", type(fn).__name__)
         raise PartitionError(
@@ -65,7 +101,7 @@ def _parts(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any
 
 def _travels(value: object) -> bool:
     try:
-        cloudpickle.dumps(value)
+        packed(value)
     except Exception:
         return False
     return True

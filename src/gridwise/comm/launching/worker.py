@@ -30,6 +30,7 @@ from ..supervision.waiting import Waiting
 from ..supervision.watch import tick
 from ..transports.base import Transport
 from . import find
+from .packed_calls import packed
 from .pool_messages import GONE, Command, Failure, Hello, Overdue, Result, Task, Whereabouts
 from .start import FOLDER
 from .user_transports import user_transports
@@ -118,7 +119,7 @@ class PoolWorker:
             function, args, kwargs = cloudpickle.loads(task.call)
             value = function(*args, **kwargs)
             try:
-                return Result(task.number, cloudpickle.dumps(value), self._counted())
+                return Result(task.number, packed(value), self._counted())
             except Exception as error:
                 raise PartitionError(
                     f"the result of {getattr(function, '__name__', function)!s} is a {type(value).__name__}, which "
@@ -176,7 +177,7 @@ def _failure(task: Task, error: BaseException) -> Failure:
     shown = error.__traceback__.tb_next if error.__traceback__ else None
     stack = "".join(traceback.format_exception(type(error), error, shown))
     try:
-        data = cloudpickle.dumps(error)
+        data = packed(error)
         pickle.loads(data)
     except Exception:
         data = None

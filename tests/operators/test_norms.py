@@ -6,6 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from gridwise.operators.statistics import normalised
+
 from .contract import Case, check, tensors_of
 
 X, C = (3, 6, 7, 5), (6,)
@@ -40,3 +42,16 @@ def test_statistics_are_summed_in_enough_precision(dtype: torch.dtype) -> None:
     """The mean is a thousand times the standard deviation."""
     x = (torch.randn(2, 4, 40, 40) + 100).to(dtype)
     check(lambda x: F.group_norm(x, 2), x, rtol=1e-3)
+
+
+def test_statistics_that_are_not_contiguous() -> None:
+    """Torch's backward on a CPU would read its neighbours in memory."""
+    x, *parameters = tensors_of([(2, 5, 3), *[(5, 4)] * 4])
+    x, *rows = (each.requires_grad_() for each in (x, *(parameter[:, 2].abs() for parameter in parameters)))
+    weight, bias, mean, var = (row.view(-1, 1) for row in rows)
+    expected = (x - mean) / (var + 0.1).sqrt() * weight + bias
+    y = normalised(x, *rows, 0.1)
+    torch.testing.assert_close(y, expected)
+    wanted = [x, *rows]
+    got, other = (torch.autograd.grad(each, wanted, x.detach()) for each in (y, expected))
+    torch.testing.assert_close(got, other)

@@ -135,7 +135,8 @@ def by_statistics(
 
 def normalised(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, eps: float) -> Tensor:
     """The same, as a function of all tensors: the statistics have gradients too."""
-    made: Tensor = _Normalised.apply(x, weight, bias, mean, var, eps)
+    rows = (None if each is None else each.contiguous() for each in (weight, bias, mean, var))
+    made: Tensor = _Normalised.apply(x, *rows, eps)  # torch's backward on a CPU reads any of them as if contiguous
     return made
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 from functools import cache
@@ -13,6 +14,7 @@ import torch
 from .errors import PartitionError
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+_C_LIBRARY = ctypes.CDLL(None)
 _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 _USED = (Path("/sys/fs/cgroup/memory.current"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"))
 
@@ -50,6 +52,13 @@ def free(device: torch.device) -> int:
         if most is not None and now is not None:
             found.append(max(0, most - now))
     return min(found)
+
+
+def trim() -> None:
+    """Give memory that was freed back to the system, where the C library can."""
+    trim = getattr(_C_LIBRARY, "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _of_meminfo(name: str) -> int:

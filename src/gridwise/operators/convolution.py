@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import prod
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..grid import Box, Interval, group_runs, groups_of
@@ -39,7 +40,7 @@ def convolution(call: OperatorCall) -> Local:
     made = ConvolutionOnBoxes(
         x.dim - dims, windows, stride, dilation, call["groups"], weight.shape, call["bias"] is not None
     )
-    return Local(made.needs, made.run, flops=2.0 * prod(weight.shape[1:]))
+    return Local(made.needs, made.run, flops=2.0 * prod(weight.shape[1:]), gradients=made.gradients)
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,27 @@ class ConvolutionOnBoxes:
         padding, surplus = zip(*(w.padding(a, b) for w, a, b in ends), strict=True)
         outputs = box.start[self.lead - 1], box.stop[self.lead - 1]
         return cropped(self._in_groups(x, weight, bias, padding, outputs), surplus, box, self.lead)
+
+    def gradients(
+        self, box: Box, tensors: Sequence[Tensor], cotangent: Tensor, wanted: Sequence[bool]
+    ) -> Sequence[Tensor | None] | None:
+        x, weight = tensors[:2]
+        runs = group_runs((box.start[self.lead - 1], box.stop[self.lead - 1]), self.per_group)
+        if self.lead != 2 or len(runs) != 1 or not x.numel() or not x.dtype == weight.dtype == cotangent.dtype:
+            return None
+        padding, amounts = [], list[int]()
+        for d, window in enumerate(self.windows, 2):
+            pad, surplus = window.padding(box.start[d], box.stop[d])
+            made = (x.shape[d] + 2 * pad - window.span) // window.stride + 1
+            padding.append(pad)
+            amounts = [surplus, made - surplus - box.shape[d], *amounts]
+        dy = F.pad(cotangent, amounts) if any(amounts) else cotangent
+        (first, last), zeros = runs[0][1], [0] * len(padding)
+        sizes = [weight.shape[0]] if self.has_bias else None
+        ways = [*wanted, False][:3]
+        window_of = self.stride, padding, self.dilation, False, zeros, last - first
+        found = torch.ops.aten.convolution_backward.default(dy, x, weight, sizes, *window_of, ways)
+        return found[: len(tensors)]
 
     def _in_groups(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: Sequence[int], outputs: Interval

@@ -39,6 +39,9 @@ class Local:
     """About how many operations an element of the output takes."""
     draws: bool = False
     """Whether it draws random numbers, by the global index of each element."""
+    gradients: Callable[..., Sequence[Tensor | None] | None] | None = None
+    """``gradients(box, tensors, cotangent, wanted)``: those of the wanted tensors, without computing the output again; None
+    for arguments of which this cannot be said."""
 
 
 class Collecting(ABC):

@@ -123,7 +123,7 @@ class InFile(StoredArray):
         size = self.dtype.itemsize
         if length * size < LONG:
             return False
-        data = memoryview(x.detach().reshape(-1).view(torch.uint8).numpy())
+        data = x.detach().reshape(-1).view(torch.uint8).numpy().data
         strides = strides_of(self.shape)
         first = sum(a * s for a, s in zip(box.start, strides, strict=True))
         for i, index in enumerate(np.ndindex(*box.shape[:lead])):

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,11 @@ import torch
 from torch import Tensor
 
 from ..errors import GridwiseError
-from ..operators.on_boxes import Collecting
+from ..memory_sizes import trim
+from ..operators.on_boxes import Collecting, Local
 from ..operators.random_stream import RandomStream
 from .arrays import InMemory, StoredArray, made
-from .cone import Argument, Stage, Tile
+from .cone import Argument, Stage, Tile, TileStep
 from .graph import GlobalValue, Operation
 from .schedule import Schedule
 
@@ -73,6 +75,7 @@ class Execution:
             for number, stage in enumerate(self.schedule.stages):
                 with _named(stage):
                     self._run_stage(stage)
+                self._trim(stage)
                 if not self.keeps:
                     self._release(self.schedule.last_read[number])
 
@@ -112,6 +115,11 @@ class Execution:
         self._done += 1
         if self.progress is not None:
             self.progress(self._done, stage.name)
+
+    def _trim(self, stage: Stage) -> None:
+        """On a CPU, give back what tiles have freed: it would count as memory of the call."""
+        if self.store.device.type == "cpu" and max(prod(stage.shape), 1) > SMALL:
+            trim()
 
     def _release(self, values: Sequence[GlobalValue]) -> None:
         for value in values:
@@ -166,6 +174,7 @@ class Execution:
             if stage.requires_grad and self._has_cotangent(stage):
                 with _named(stage):
                     self._pull_back(stage)
+                self._trim(stage)
             for value in (*stage.roots, *(y for each in stage.collects for y in each.outputs)):
                 if value in self.cotangents:
                     self.cotangents.pop(value).release()
@@ -239,25 +248,13 @@ class Execution:
                     x = x.detach().requires_grad_()
                     own[value] = box, x
                 held[value] = x
-            self._compute(tile, held, upto=len(tile.steps))
-        ends, of_ends = list[Tensor](), list[Tensor]()
-        for root in stage.roots:
-            if root in self.cotangents and held[root].requires_grad:
-                ends.append(held[root])
-                of_ends.append(self.cotangents[root].read(tile.box, self.store.device))
-        for operation, arguments in tile.collected:
-            if operation not in of_results:
-                continue
-            with torch.enable_grad():
-                given = [_part(each, held) for each in arguments]
-            assert isinstance(operation.operator, Collecting)
-            with torch.no_grad(), operation.casting():
-                plain = [x.detach() for x in given]
-                found = operation.operator.gradients(self.states[operation], tile.box, plain, of_results[operation])
-            for x, g in zip(given, found, strict=True):
-                if g is not None and x.requires_grad:
-                    ends.append(x)
-                    of_ends.append(g)
+            last = self._last_with_gradients(stage, tile)
+            self._compute(tile, held, upto=len(tile.steps) - (last is not None))
+        pairs = self._ends(stage, tile, held, of_results, last is None)
+        if last is not None:
+            pairs = self._before_last(stage, tile, last, held, pairs)
+        ends, of_ends = [x for x, _ in pairs], [g for _, g in pairs]
+        del pairs
         held.clear()
         whole = list(leaves)
         starts = [*(x for _, x in own.values()), *leaves.values()]
@@ -271,6 +268,72 @@ class Execution:
         for value, g in zip(whole, gradients[len(own) :], strict=True):
             if g is not None:
                 self._cotangent(value).add(value.box, g)
+
+    def _last_with_gradients(self, stage: Stage, tile: Tile) -> TileStep | None:
+        """The step that makes the stored value, if its gradients can be had without its output."""
+        if len(stage.roots) != 1 or self.store.device.type == "meta":
+            return None
+        step = tile.steps[-1]
+        operator = step.operation.operator
+        is_last = step.operation is stage.roots[0].by and isinstance(operator, Local)
+        return step if is_last and operator.gradients is not None and not step.operation.autocast else None  # type: ignore[union-attr]
+
+    def _ends(
+        self,
+        stage: Stage,
+        tile: Tile,
+        held: dict[GlobalValue, Tensor],
+        of_results: Mapping[Operation, Sequence[Tensor | None]],
+        is_computed: bool,
+    ) -> list[tuple[Tensor, Tensor]]:
+        """What backward starts from in a tile, each with its cotangent; a root that is not computed again is read."""
+        found: list[tuple[Tensor, Tensor]] = []
+        if not is_computed and of_results:
+            (root,) = stage.roots
+            held[root] = self._read(root, tile.box)
+        for root in stage.roots:
+            if root in self.cotangents and (not is_computed or held[root].requires_grad):
+                found.append((held.get(root, _NOTHING), self.cotangents[root].read(tile.box, self.store.device)))
+        for operation, arguments in tile.collected:
+            if operation not in of_results:
+                continue
+            with torch.enable_grad():
+                given = [_part(each, held) for each in arguments]
+            assert isinstance(operation.operator, Collecting)
+            with torch.no_grad(), operation.casting():
+                plain = [x.detach() for x in given]
+                gradients = operation.operator.gradients(self.states[operation], tile.box, plain, of_results[operation])
+            own = not is_computed
+            found += [
+                (x, g) for x, g in zip(given, gradients, strict=True) if g is not None and (own or x.requires_grad)
+            ]
+        return found
+
+    def _before_last(
+        self,
+        stage: Stage,
+        tile: Tile,
+        last: TileStep,
+        held: dict[GlobalValue, Tensor],
+        pairs: list[tuple[Tensor, Tensor]],
+    ) -> list[tuple[Tensor, Tensor]]:
+        """The same one step earlier: the inputs of the last step, with their gradients."""
+        if not pairs:
+            return []
+        total = pairs[0][1] if len(pairs) == 1 else torch.stack([g for _, g in pairs]).sum(0)
+        with torch.enable_grad():
+            given = [_part(each, held) for each in last.arguments]
+        operator = last.operation.operator
+        assert isinstance(operator, Local)
+        assert operator.gradients is not None
+        with torch.no_grad():
+            found = operator.gradients(
+                last.box, [x.detach() for x in given], total.to(given[0].dtype), [x.requires_grad for x in given]
+            )
+        if found is None:
+            with torch.enable_grad():
+                return [(self._computed(last.operation, last.box, given), total)]
+        return [(x, g) for x, g in zip(given, found, strict=True) if x.requires_grad and g is not None]
 
     def _pull_back_whole(self, stage: Stage, leaves: Mapping[GlobalValue, Tensor]) -> None:
         operation = stage.whole
@@ -295,6 +358,9 @@ class Execution:
                 if g is not None:
                     self._cotangent(value).add(value.box, g)
         self._report(stage)
+
+
+_NOTHING = torch.empty(0, device="cpu")
 
 
 class _Given(InMemory):

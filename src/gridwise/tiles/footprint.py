@@ -44,12 +44,14 @@ def _passing(stage: Stage, sizes: Mapping[GlobalValue, int], hulls: Mapping[Glob
 
 
 def _kept(stage: Stage, sizes: Mapping[GlobalValue, int], hulls: Mapping[GlobalValue, Box]) -> int:
-    """The same with all results kept, and the gradients of the largest."""
+    """The same with all results kept, the cotangent of the root, and the gradients on the way back."""
     held = sum(sizes[value] for value in stage.reads if not value.is_fixed)
     made = sum(sizes.get(value, 0) for each in stage.operations for value in each.outputs)
-    largest = max((2 * sizes.get(v, 0) for each in stage.operations for v in each.outputs), default=0)
-    spare = max((workspace(each, hulls) for each in stage.operations), default=0)
-    return held + made + largest + 2 * spare
+    most = 0
+    for operation in stage.operations:
+        back = sum(sizes.get(v, 0) for v in (*operation.inputs, *operation.outputs) if not v.is_fixed)
+        most = max(most, back + 2 * workspace(operation, hulls))
+    return held + made + most
 
 
 def workspace(operation: Operation, hulls: Mapping[GlobalValue, Box]) -> int:

@@ -82,7 +82,8 @@ class TilePlan(PrintsAsTables):
 def plan_of(runner: TiledRunner, shapes: Sequence[Any], backward: bool) -> TilePlan:
     """The plan of a call with inputs of these shapes."""
     leaves, tree = flatten((tuple(_like(runner, each) for each in shapes), {}))
-    found = runner.schedule_for(leaves, tree, backward)
+    with torch.set_grad_enabled(backward):
+        found = runner.schedule_for(leaves, tree)
     schedule = found.schedule
     stages = [_stage(found, number, backward) for number in range(len(schedule.stages))]
     return TilePlan(runner.says, tuple(stages), schedule.memory, found.folder is not None, schedule.stored_peak)

@@ -93,18 +93,18 @@ class TiledRunner:
 
     # Recording and scheduling
 
-    def schedule_for(self, leaves: Sequence[Any], tree: Tree, backward: bool | None = None) -> Scheduled:
+    def schedule_for(self, leaves: Sequence[Any], tree: Tree) -> Scheduled:
         """How a call with these tensors runs, known or new."""
         device = self.device(leaves)
         specs = tuple(self._spec(leaf, device) for leaf in leaves)
         state = self._state()
-        key = specs, tree, state.number, quick_mode(state), constants_of(self.call), device, backward
+        key = specs, tree, state.number, quick_mode(state), constants_of(self.call), device
         if key not in self._kept:
-            found = self._scheduled(specs, tree, device, backward)
+            found = self._scheduled(specs, tree, device)
             if len(self._kept) >= KEPT:
                 del self._kept[next(iter(self._kept))]
             state = self._state()  # in which recording has left the modules
-            key = specs, tree, state.number, quick_mode(state), constants_of(self.call), device, backward
+            key = specs, tree, state.number, quick_mode(state), constants_of(self.call), device
             self._kept[key] = found
         return self._kept[key]
 
@@ -147,7 +147,7 @@ class TiledRunner:
         self._states = [*self._states[1 - KEPT :], State(self._count, Snapshot(modules_of(self.roots)))]
         return self._states[-1]
 
-    def _scheduled(self, specs: Sequence[Spec], tree: Tree, device: torch.device, backward: bool | None) -> Scheduled:
+    def _scheduled(self, specs: Sequence[Spec], tree: Tree, device: torch.device) -> Scheduled:
         from ..models.recording.record import record  # imports torch's tracer, which takes seconds
         from ..models.recording.tracing import InputSpec
         from .lowering import lower
@@ -155,8 +155,7 @@ class TiledRunner:
         likes = [InputSpec(s.shape, s.dtype, s.device, s.requires_grad, s.format) for s in specs]
         recording = record(self.call, self.roots, likes, tree, self.says)
         graph = lower(recording, self.says)
-        if backward is None:
-            backward = torch.is_grad_enabled() and any(value.requires_grad for value in graph.outputs)
+        backward = torch.is_grad_enabled() and any(value.requires_grad for value in graph.outputs)
         holdings = {holding.name: holding for holding in tensors_of(modules_of(self.roots))}
         schedule, folder = self.limits.scheduled(graph, backward, device)
         return Scheduled(recording, graph, schedule, folder, holdings)

@@ -300,8 +300,9 @@ def _reads_its_box(operation: Operation) -> bool:
 
 def _to_keep_too(stage: Stage, memory: int | None, backward: bool, kept: set[GlobalValue]) -> GlobalValue | None:
     """A value to store as well, if the tiles of a stage do too much work again, or do not fit."""
-    fits = memory is None or _largest(stage, stage.counts, backward) <= memory
-    if fits and _work(stage, stage.counts) <= AGAIN * max(1.0, stage.least_flops):
+    fits = memory is None or _peak(stage, backward) <= memory
+    counts = stage.counts_back if backward else stage.counts
+    if fits and _work(stage, counts) <= AGAIN * max(1.0, stage.least_flops):
         return None
     done = 0.0
     ends = {*stage.roots, *(v for each in stage.collects for v in each.inputs)}
@@ -341,6 +342,14 @@ def _work(stage: Stage, counts: Sequence[int]) -> float:
 
 def _largest(stage: Stage, counts: Sequence[int], backward: bool) -> int:
     return footprint(stage, _middle(stage.shape, counts), backward)
+
+
+def _peak(stage: Stage, backward: bool) -> int:
+    """The bytes that a tile holds, forward and, if wanted, backward."""
+    peak = _largest(stage, stage.counts, False)
+    if backward and stage.requires_grad:
+        peak = max(peak, _largest(stage, stage.counts_back, True))
+    return peak
 
 
 def _cut(stage: Stage, memory: int | None, backward: bool, tile: Shape | None) -> None:
@@ -440,13 +449,8 @@ def _check(schedule: Schedule) -> None:
         return
     problems: list[tuple[int, Stage]] = []
     for stage in schedule.stages:
-        need = (
-            footprint(stage, None, schedule.backward)
-            if stage.whole is not None
-            else _largest(stage, stage.counts, False)
-        )
-        if stage.whole is None and schedule.backward and stage.requires_grad:
-            need = max(need, _largest(stage, stage.counts_back, True))
+        whole = stage.whole is not None
+        need = footprint(stage, None, schedule.backward) if whole else _peak(stage, schedule.backward)
         if need > schedule.memory:
             problems.append((need, stage))
     if problems:
@@ -462,9 +466,7 @@ def stage_footprint(stage: Stage, backward: bool) -> tuple[int, Shape, int, floa
     """What a plan says of a stage: the bytes that a tile holds, a tile's shape, how many there are, and the work."""
     if stage.whole is not None:
         return footprint(stage, None, backward), stage.shape, 1, 1.0
-    peak = _largest(stage, stage.counts, False)
-    if backward and stage.requires_grad:
-        peak = max(peak, _largest(stage, stage.counts_back, True))
+    peak = _peak(stage, backward)
     tile = _middle(stage.shape, stage.counts).shape
     work = _work(stage, stage.counts) / max(1.0, stage.least_flops)
     return peak, tile, _count(stage, stage.counts), max(1.0, work)

@@ -105,9 +105,11 @@ OWN: dict[str, Callable[[], nn.Module]] = {
 def test_own_ways_are_not_lost(name: str) -> None:
     P = gridwise.world().create_cartesian_topology_partition([1, 1, 2, 1])
     torch.manual_seed(0)
-    sequential, x = OWN[name](), torch.randn(2, 4, 4, 3)
-    model, mine = gridwise.distribute(copy.deepcopy(sequential), P, example=x), x[gridwise.local_slice(P, x.shape)]
-    assert isinstance(model, type(sequential))
+    sequential = OWN[name]()
+    torch.manual_seed(0)
+    own, x = OWN[name](), torch.randn(2, 4, 4, 3)  # torch 2.11 does not copy a weight norm
+    model, mine = gridwise.distribute(own, P, example=x), x[gridwise.local_slice(P, x.shape)]
+    assert isinstance(model, type(own))
     for mode in (True, False, True):
         y, expected = model.train(mode)(mine), sequential.train(mode)(x)
         torch.testing.assert_close(y, expected[gridwise.local_slice(model.P_y, expected.shape)])

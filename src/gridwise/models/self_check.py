@@ -6,6 +6,7 @@ lose has to be refused. Each says in a few words what no longer holds if it fail
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable
 from functools import cache
@@ -210,7 +211,7 @@ def _made(function: Callable[[Any, Tensor], Tensor]) -> tuple[Any, Any, Tensor]:
 
     model = _Checked(function)
     x = torch.arange(12.0, dtype=torch.float64, device="cpu").view(4, 3).cos()
-    return model, distribute(model, CartesianPartition(SoloTransport(), Grid((0,), (1, 1)))), x
+    return model, distribute(copy.deepcopy(model), CartesianPartition(SoloTransport(), Grid((0,), (1, 1)))), x
 
 
 def _equals(function: Callable[[Any, Tensor], Tensor], regions: tuple[str, ...]) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -203,3 +204,41 @@ def test_tied_weights_stay_one() -> None:
     assert len(list(model.parameters())) == len(list(sequential.parameters())) == 3
     model.load_state_dict(sequential.state_dict())
     assert model.double().a.weight is model.b.weight
+
+
+@workers(2, transports=("mpi",))
+@pytest.mark.parametrize("grid", [(1, 1, 2, 1), (2, 1, 1, 1), (2, 1, 1)], ids=["queries", "batch", "without heads"])
+def test_what_is_not_finite_in_causal_attention(grid: tuple[int, ...]) -> None:
+    """Later keys do not count where torch leaves them out, whatever they are; with dropout too."""
+    P, shape = gridwise.world().create_cartesian_topology_partition(grid), (2, 2, 6, 4)[4 - len(grid) :]
+    for i, value in enumerate((math.nan, math.inf, -math.inf, math.nan, math.inf)):
+        q, k, v = (torch.randn(shape, generator=torch.Generator().manual_seed(n)) for n in range(3))
+        (q, k, v)[(1 + i // 2) % 3].reshape(-1, *shape[-2:])[0, 3, 1] = value
+
+        def attention(q: Tensor, k: Tensor, v: Tensor, p: float = 0.3 * (i % 2)) -> Tensor:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=p)
+
+        model = gridwise.distribute(attention, P)
+        torch.manual_seed(1)
+        expected = attention(q, k, v)
+        with gridwise.sequential_random():
+            torch.manual_seed(1)
+            y = model(*(x[gridwise.local_slice(P, shape)] for x in (q, k, v)))
+        torch.testing.assert_close(y, expected[gridwise.local_slice(model.P_y, shape)], equal_nan=True)
+
+
+def test_queries_that_see_nothing_under_dropout_are_zeros() -> None:
+    sees = torch.ones(6, 6, dtype=torch.bool).tril(-1)
+    for mask in (sees, torch.zeros(6, 6).masked_fill(~sees, -math.inf)):
+        x, P = torch.randn(2, 6, 4), gridwise.world().create_cartesian_topology_partition([1, 1, 1])
+        model = gridwise.distribute(lambda x, mask=mask: F.scaled_dot_product_attention(x, x, x, mask, 0.3), P)
+        mine, whole = (x.clone().requires_grad_() for _ in range(2))
+        with gridwise.sequential_random():
+            torch.manual_seed(1)
+            y = model(mine)
+        torch.manual_seed(1)
+        expected = F.scaled_dot_product_attention(whole, whole, whole, mask, 0.3)
+        torch.testing.assert_close(y, expected)
+        y.sum().backward()
+        expected.sum().backward()
+        torch.testing.assert_close(mine.grad, whole.grad)

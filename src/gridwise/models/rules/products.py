@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 
 from ...grid import Box, Grid, Interval, Layout, Needs
 from ...operators.random_stream import Elements, RandomStream
@@ -215,16 +216,30 @@ def attention(call: Call) -> Placed:
     placed = product(call, operands, result, whole=["v"])
     if not call["is_causal"] or not isinstance(placed.outputs, Cut):
         return placed
-    block = call.block(placed.outputs.layout)
+    layout = placed.outputs.layout
+    if layout.grid.shape[lead] == 1:  # all queries are here: torch's own operator
+        return placed
+    block = call.block(layout)
     start, stop = block.start[lead], block.stop[lead]
     scale, keys = call.given.get("scale"), key.shape[-2]
 
     def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         rows = torch.arange(start, stop, device=q.device)[:, None]
         sees = rows >= torch.arange(keys, device=q.device)
+        if _leaves_out_later_keys(q, k, v):
+            scores = (q * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)) @ k.transpose(-2, -1)
+            return scores.masked_fill(~sees, -math.inf).softmax(-1) @ v
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, sees, scale=scale)
 
     return replace(placed, run=_plain(causal, call.tensors, placed.inputs))
+
+
+def _leaves_out_later_keys(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether torch's causal attention overwrites the scores of later keys, and it matters: it adds -inf elsewhere."""
+    if q.device.type != "cpu" or torch.compiler.is_compiling() or not q.numel():
+        return False
+    is_flash = torch._fused_sdp_choice(q, k, v, None, 0.0, True) == SDPBackend.FLASH_ATTENTION.value
+    return is_flash and not bool(q.isfinite().all() & k.isfinite().all())
 
 
 def _with_dropout(call: Call, operands: Sequence[Labels], result: Labels) -> Placed:
@@ -243,11 +258,15 @@ def _with_dropout(call: Call, operands: Sequence[Labels], result: Labels) -> Pla
         scores = (q * scale) @ k.transpose(-2, -1)
         if causal:
             first = 0 if block is None else block.start[-2]
-            later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1 + first)
-            scores = scores.masked_fill(later, -math.inf)
+            mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril(first)
         if mask is not None:
-            scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-        shares = scores.softmax(-1)
+            added = (
+                torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -math.inf)
+                if mask.dtype == torch.bool
+                else mask
+            )
+            scores = scores + added
+        shares = scores.softmax(-1) if mask is None else torch._safe_softmax(scores, -1)  # zeros where all is hidden
         return stream.scaled(shares, stream.kept(shares, p, Elements(shape, block)), p) @ v
 
     return replace(placed, run=_plain(attended, call.tensors, placed.inputs), draws=True)

@@ -8,6 +8,7 @@ lines          where in the user's code something happens, and whose error an er
 state          what modules hold, compared and restored
 containers     any nesting of tensors, flattened and rebuilt; `contents`: what values were, compared and restored
 indices        inputs that are indices of an embedding
+memory_views   views in place, and of memory, as plain views and indexing
 merged_rows    dims merged only for a `linear` stay apart
 """
 

@@ -16,6 +16,7 @@ from .containers import ADDRESS, Tree, described, flatten, unflatten
 from .contents import refilled
 from .interception import Calls, intercepting
 from .lines import calls_model, current_line, internal_error, line_of
+from .memory_views import without_memory_views
 from .merged_rows import keep_rows_apart
 from .recording import Recording, ValueSource, tensors_in
 from .regions import Regions
@@ -114,6 +115,11 @@ class _Attempt:
         changes = self._plain_changes(values)
         _without_idle_switches(module.graph)
         _without_out(module.graph)
+        try:
+            for each in (module, *(r.backward.module for r in self.regions.found.values() if r.backward)):
+                without_memory_views(each, fakes)
+        except UnsupportedError as error:
+            raise UnsupportedError(f"{self.says}: {error}") from None
         if not any(region.backward for region in self.regions.found.values()):  # a backward refers to nodes by name
             with fakes.mode:
                 keep_rows_apart(module.graph)

@@ -51,7 +51,7 @@ PAGES = (
     Page("tagi_cuda", "gridwise.tagi.cuda", "gridwise.tagi.cuda"),
     Page("testing", "gridwise.testing", "gridwise.testing"),
     Page("show", "gridwise.show", "gridwise.show"),
-    Page("compat", "gridwise.compat: old names for old scripts", "gridwise.compat"),
+    Page("compat", "gridwise_compat: old names for old scripts", "gridwise_compat"),
     Page("errors", "gridwise.errors", "gridwise.errors", methods=False),
 )
 

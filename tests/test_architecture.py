@@ -13,13 +13,9 @@ MAP = Path(__file__).parents[1] / "ARCHITECTURE.md"
 
 
 def rooms_in_the_tree() -> set[str]:
-    """Every folder of modules, by its path in the package; what lies below an old library's name has that library's paths."""
+    """Every folder of modules, by its path in the package."""
     folders = {path.parent.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py")}
-    return {
-        "/".join(folder.parts[:2] if folder.parts[0] == "compat" else folder.parts)
-        for folder in folders
-        if folder.parts
-    }
+    return {"/".join(folder.parts) for folder in folders if folder.parts}
 
 
 def rooms_on_the_map() -> list[str]:
@@ -48,8 +44,7 @@ def test_rooms_are_small_enough_to_look_through() -> None:
 
 
 def test_a_class_name_occurs_once() -> None:
-    """Outside of `compat`, which has the names of other libraries."""
-    paths = [path for path in PACKAGE.rglob("*.py") if PACKAGE / "compat" not in path.parents]
+    paths = PACKAGE.rglob("*.py")
     names = Counter(
         name for path in paths for name in re.findall(r"^class (\w+)", path.read_text(), flags=re.MULTILINE)
     )

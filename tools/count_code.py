@@ -1,6 +1,6 @@
 """Count lines of code: without blank lines, comments and docstrings.
 
-    python tools/count_code.py                    per room of src/gridwise, and the sum
+    python tools/count_code.py                    per room of src/gridwise and src/gridwise_compat, and the sums
     python tools/count_code.py src/gridwise/comm  the same for other folders
 
 A line counts if any token of code touches it. Docstrings are those of modules, classes and functions; a string under an
@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGE = ROOT / "src" / "gridwise"
+PACKAGES = [ROOT / "src" / name for name in ("gridwise", "gridwise_compat")]
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 NO_CODE = {
     tokenize.COMMENT,
@@ -49,7 +49,7 @@ def room_of(path: Path, top: Path) -> str:
 
 
 def main(folders: list[str]) -> None:
-    for top in [Path(folder).resolve() for folder in folders] or [PACKAGE]:
+    for top in [Path(folder).resolve() for folder in folders] or PACKAGES:
         lines: Counter[str] = Counter()
         files: Counter[str] = Counter()
         for path in sorted(top.rglob("*.py")):

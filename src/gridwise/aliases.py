@@ -11,9 +11,11 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from importlib.util import find_spec
+from types import CodeType, ModuleType
 
 MOVED = {
+    "gridwise.compat": "gridwise_compat",
     "gridwise.comm.transport": "gridwise.comm.transports.base",
     "gridwise.nn.adaptive_pooling": "gridwise.nn.layers.adaptive_pooling",
     "gridwise.nn.all_gather": "gridwise.nn.primitives.all_gather",
@@ -73,6 +75,13 @@ class ModuleAliases(MetaPathFinder, Loader):
         module = import_module(place)
         self._own_specs[spec.name] = module.__spec__
         return module
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """What `python -m` runs under an alias: the code of the module, or of its package's `__main__`."""
+        spec = find_spec(str(self.place_of(fullname)))
+        if spec is not None and spec.submodule_search_locations:
+            spec = find_spec(f"{spec.name}.__main__")
+        return None if spec is None else spec.loader.get_code(spec.name)  # type: ignore[union-attr]
 
     def exec_module(self, module: ModuleType) -> None:
         """Restore the module's own spec, which the import under the alias has replaced; its code has already run."""

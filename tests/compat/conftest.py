@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from gridwise.compat import LIBRARIES, install
-from gridwise.compat.finder import VARIABLE
+from gridwise_compat import LIBRARIES, install
+from gridwise_compat.finder import VARIABLE
 
 
 @pytest.fixture

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-import gridwise.compat
+import gridwise_compat
 
 
 def partition(*shape: int):
     """As a script makes one, over the first workers of the world."""
-    gridwise.compat.install()
+    gridwise_compat.install()
     from distdl.backends.mpi.partition import MPIPartition
     from mpi4py import MPI
 

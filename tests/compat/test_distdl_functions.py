@@ -6,13 +6,13 @@ import numpy as np
 import torch
 
 import gridwise
-import gridwise.compat
+import gridwise_compat
 from gridwise.testing import workers
 
 
 def partitions():
     """(1, 2) on two workers, (2, 2) on four, (2, 1) on two others than the first."""
-    gridwise.compat.install()
+    gridwise_compat.install()
     from distdl.backends.mpi.partition import MPIPartition
     from mpi4py import MPI
 

@@ -12,15 +12,15 @@ from types import ModuleType
 import pytest
 
 from gridwise.comm.launching.start import environment_for
-from gridwise.compat import install
-from gridwise.compat.finder import STARTUP, VARIABLE, CompatFinder
 from gridwise.errors import GridwiseError
+from gridwise_compat import install
+from gridwise_compat.finder import STARTUP, VARIABLE, CompatFinder
 
 PARENT = """
 import subprocess, sys
 import distdl, torchdistx.fake, pytagi.nn
 from distdl.nn.conv import DistributedConv2d
-import gridwise.compat.distdl.nn.conv as here
+import gridwise_compat.distdl.nn.conv as here
 assert distdl.nn.conv is here
 assert DistributedConv2d is here.DistributedConv2d
 assert __name__ == "__main__"
@@ -47,7 +47,7 @@ print("".join(["sum ", str(int(P.allreduce_data(__import__("numpy").array([P.ran
 
 
 def run(*command: str, folder: Path, path: str = "") -> subprocess.CompletedProcess[str]:
-    """A fresh program, which has inherited nothing of gridwise.compat."""
+    """A fresh program, which has inherited nothing of gridwise_compat."""
     environment = environment_for(1, "auto")
     folders = [path, *environment["PYTHONPATH"].split(os.pathsep)]
     environment["PYTHONPATH"] = os.pathsep.join(each for each in folders if each not in ("", STARTUP))
@@ -60,6 +60,13 @@ def run(*command: str, folder: Path, path: str = "") -> subprocess.CompletedProc
         env=environment,
         cwd=folder,
     )
+
+
+def test_the_package_has_an_alias_in_gridwise() -> None:
+    import gridwise
+
+    assert gridwise.compat.install is install
+    assert importlib.import_module("gridwise.compat") is importlib.import_module("gridwise_compat")
 
 
 def test_tests_of_old_names_leave_this_process_as_it_was() -> None:
@@ -80,7 +87,7 @@ def installed(tmp_path: Path) -> str:
 
 def test_a_script_and_its_children_find_the_old_names(tmp_path: Path, installed: str) -> None:
     (tmp_path / "script.py").write_text(PARENT)
-    done = run("-m", "gridwise.compat", "script.py", "-x", "1", folder=tmp_path, path=installed)
+    done = run("-m", "gridwise_compat", "script.py", "-x", "1", folder=tmp_path, path=installed)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "CUBE -x 1\n"
     assert done.stderr.count("pytagi is Gridwise's; the one at") == 1

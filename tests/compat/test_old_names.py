@@ -12,7 +12,7 @@ NAMES = {name.strip(): "not there" in comment for name, _, comment in LINES if n
 
 pytestmark = [
     pytest.mark.usefixtures("old_names"),
-    pytest.mark.filterwarnings("ignore::gridwise.compat.CompatibilityNote", "ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::gridwise_compat.CompatibilityNote", "ignore::DeprecationWarning"),
 ]
 
 

@@ -11,7 +11,7 @@ import gridwise
 
 pytestmark = [
     pytest.mark.usefixtures("old_names"),
-    pytest.mark.filterwarnings("ignore::gridwise.compat.CompatibilityNote"),
+    pytest.mark.filterwarnings("ignore::gridwise_compat.CompatibilityNote"),
 ]
 
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import gridwise
-import gridwise.compat
+import gridwise_compat
 from gridwise.testing import workers
 
-pytestmark = pytest.mark.filterwarnings("ignore::gridwise.compat.CompatibilityNote")
+pytestmark = pytest.mark.filterwarnings("ignore::gridwise_compat.CompatibilityNote")
 
 
 @pytest.mark.usefixtures("old_names")
@@ -165,7 +165,7 @@ def test_attention_takes_both_orders_of_arguments() -> None:
 @workers(2)
 def test_a_network_on_several_workers() -> None:
     """As `mpirun -n 2` starts the old example: NCCL is asked for, seeds differ, a batch each, sums or averages."""
-    gridwise.compat.install()
+    gridwise_compat.install()
     import pytagi
     from pytagi.nn import BatchNorm2d, Conv2d, DDPConfig, DDPSequential, Linear, OutputUpdater, ReLU, Sequential
 

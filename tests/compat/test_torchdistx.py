@@ -17,7 +17,7 @@ ON_TWO = ["-c", "from gridwise.cli import main; main()", "compat", "-n", "2", "-
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_a_script_runs_unchanged(tmp_path: Path, workers: int) -> None:
-    start = ["-m", "gridwise.compat"] if workers == 1 else ON_TWO
+    start = ["-m", "gridwise.compat"] if workers == 1 else ON_TWO  # its alias, in aliases.py
     done = subprocess.run(
         [sys.executable, "-W", "ignore", *start, str(SCRIPT), str(tmp_path / "saved")],
         capture_output=True,

@@ -16,13 +16,19 @@ import pytest
 import torch
 
 import gridwise
+import gridwise_compat
 from gridwise import checkpoint
 
 NEED_A_LAUNCHER = (
     "gridwise.comm.transports.mpi",
     "gridwise.comm.launching.worker",
 )
-MODULES = [name for _, name, _ in pkgutil.walk_packages(gridwise.__path__, "gridwise.") if name not in NEED_A_LAUNCHER]
+MODULES = [
+    name
+    for package in (gridwise, gridwise_compat)
+    for _, name, _ in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+    if name not in NEED_A_LAUNCHER
+]
 
 
 def names_in_examples(folder: Path) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""`gridwise compat [-n 4] script.py [args]`: a script written for DistDL, torchdistX or pytagi (see `gridwise.compat`).
+"""`gridwise compat [-n 4] script.py [args]`: a script written for DistDL, torchdistX or pytagi (see `gridwise_compat`).
 
-Without `-n` the script runs in this process, so `mpiexec -n 4 gridwise compat script.py` works too. `gridwise.compat` is
+Without `-n` the script runs in this process, so `mpiexec -n 4 gridwise compat script.py` works too. `gridwise_compat` is
 not imported here but run as a module: nothing in Gridwise depends on it.
 """
 
@@ -14,7 +14,7 @@ import typer
 
 from .run import start_workers
 
-MODULE = ["-m", "gridwise.compat"]
+MODULE = ["-m", "gridwise_compat"]
 
 
 def compat(

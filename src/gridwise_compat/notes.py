@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 
-from ..comm.settings import RANKS, launched_number
+from gridwise.comm.settings import RANKS, launched_number
 
 _given: set[str] = set()
 

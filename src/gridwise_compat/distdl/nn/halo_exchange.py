@@ -55,6 +55,8 @@ class HaloExchange(Module, Primitive):
         ones. None if the buffer shapes were not given.
     """
 
+    _keeps_plans = True
+
     def __init__(
         self,
         P_x: Partition,

@@ -1,4 +1,4 @@
-"""`python -m gridwise.compat [--prefer-installed] (script.py | -m module) [args]`: run it with the old names."""
+"""`python -m gridwise_compat [--prefer-installed] (script.py | -m module) [args]`: run it with the old names."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import runpy
 import sys
 from collections.abc import Sequence
 
-from ..errors import GridwiseError
-from .finder import install
+from gridwise.errors import GridwiseError
+from gridwise_compat.finder import install
 
-USAGE = "usage: python -m gridwise.compat [--prefer-installed] (script.py | -m module) [args]"
+USAGE = "usage: python -m gridwise_compat [--prefer-installed] (script.py | -m module) [args]"
 
 
 def main(arguments: Sequence[str]) -> None:

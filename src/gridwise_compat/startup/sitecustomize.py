@@ -1,4 +1,4 @@
-"""Run at the start of child processes of a program with `gridwise.compat`: installs a finder for the old names.
+"""Run at the start of child processes of a program with `gridwise_compat`: installs a finder for the old names.
 
 Python runs only the first `sitecustomize` on its path, so this one then runs the next.
 """
@@ -10,14 +10,14 @@ from importlib.machinery import PathFinder
 
 
 class _Waiting:
-    """Installs `gridwise.compat` at the first import of one of its libraries."""
+    """Installs `gridwise_compat` at the first import of one of its libraries."""
 
     def find_spec(self, fullname, path=None, target=None):  # type: ignore[no-untyped-def]
         library = fullname.partition(".")[0]
         if library not in os.environ.get("GRIDWISE_COMPAT", "").split(","):
             return None
         sys.meta_path.remove(self)
-        from gridwise.compat import install
+        from gridwise_compat import install
 
         install(filter(None, os.environ["GRIDWISE_COMPAT"].split(",")))
         return importlib.util.find_spec(fullname)

@@ -57,6 +57,7 @@ Overlap = tuple[tuple[slice, ...], np.ndarray, int | str] | tuple[None, None, No
 class Repartition(Module, own.Repartition):
     """Moves any blocks on `P_x` to balanced blocks on `P_y`, which must not cut a dim of extent 1."""
 
+    _keeps_plans = True
     _layouts: tuple[Layout, Layout] | None = None
     """The blocks of input and output, after the first call."""
 

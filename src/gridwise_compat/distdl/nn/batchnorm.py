@@ -30,6 +30,7 @@ class DistributedBatchNorm(RootParameters, GridwiseBatchNorm):
 
     NAMES: ClassVar[dict[str, str]] = {"weight": "gamma", "bias": "beta"}
 
+    _keeps_plans = True
     _is_torchs_own = False  # torch tracks the corrected variance
 
     def __init__(

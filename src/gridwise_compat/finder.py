@@ -1,6 +1,6 @@
-"""Makes `import distdl`, `import torchdistx` and `import pytagi` find the packages of these names in gridwise.compat.
+"""Makes `import distdl`, `import torchdistx` and `import pytagi` find the packages of these names in gridwise_compat.
 
-    distdl.nn.conv           is   gridwise.compat.distdl.nn.conv
+    distdl.nn.conv           is   gridwise_compat.distdl.nn.conv
     distdl.nn.conv_feature   is   the same module, by the table in old_modules.py
     torchdistx.fake          is   gridwise.fake, by the same table
 
@@ -20,8 +20,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
-from ..aliases import ModuleAliases
-from ..errors import GridwiseError, PartitionError
+from gridwise.aliases import ModuleAliases
+from gridwise.errors import GridwiseError, PartitionError
+
 from .notes import is_first_worker
 from .old_modules import HERE, OLD_MODULES
 
@@ -42,7 +43,7 @@ class CompatFinder(ModuleAliases):
     ) -> ModuleSpec | None:
         old = fullname.removeprefix(
             f"{HERE}."
-        )  # `from torchdistx import fake` asks for gridwise.compat.torchdistx.fake
+        )  # `from torchdistx import fake` asks for gridwise_compat.torchdistx.fake
         library = old.partition(".")[0]
         if library not in self.libraries:
             return None
@@ -80,8 +81,8 @@ def install(libraries: Iterable[str] = LIBRARIES, *, prefer_installed: bool = Fa
 
     Examples
     --------
-    >>> import gridwise.compat
-    >>> gridwise.compat.install()  # doctest: +SKIP
+    >>> import gridwise_compat
+    >>> gridwise_compat.install()  # doctest: +SKIP
     >>> from distdl.backends.mpi.partition import MPIPartition  # doctest: +SKIP
     """
     wanted = _checked(libraries)
@@ -100,7 +101,7 @@ def install(libraries: Iterable[str] = LIBRARIES, *, prefer_installed: bool = Fa
     inherited = _named_in_environment()
     for name in new:
         if found[name] is not None and name not in inherited and is_first_worker():
-            print(f"gridwise.compat: {name} is Gridwise's; the one at {found[name]} is not used.", file=sys.stderr)
+            print(f"gridwise_compat: {name} is Gridwise's; the one at {found[name]} is not used.", file=sys.stderr)
     if not new:
         return
     kept = finder.libraries if finder is not None else ()
@@ -136,6 +137,6 @@ def _named_in_environment() -> tuple[str, ...]:
 def _let_children_inherit(libraries: Sequence[str]) -> None:
     os.environ[VARIABLE] = ",".join(dict.fromkeys((*_named_in_environment(), *libraries)))
     folders = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each and each != STARTUP]
-    home = str(Path(__file__).resolve().parents[2])
+    home = str(Path(__file__).resolve().parents[1])
     here = [] if home in folders else [home]
     os.environ["PYTHONPATH"] = os.pathsep.join([STARTUP, *folders, *here])

@@ -21,6 +21,8 @@ class WindowedModule(Module):
 
     buffer_manager: MPIBufferManager | None = None
 
+    _keeps_plans = True
+
     def _distdl_module_setup(self, input: tuple) -> None:
         super()._distdl_module_setup(input)
         hold_buffers(self.buffer_manager, 4, input[0].dtype)

@@ -123,3 +123,53 @@ def test_deferred_parameters_are_made_once() -> None:
         else:
             assert not own.numel()
     assert models[0].trunk[0].weight is sequential.trunk[0].weight
+
+
+class Trainer(nn.Module):
+    """Keeps functions of itself, as a LightningModule might."""
+
+    def __init__(self, P: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = gridwise.distribute(lambda x: self.net(x).square().mean(), P)
+        self.net = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4)).double()
+        self.second = gridwise.distribute(self.error, P)
+        self.part = gridwise.distribute(nn.Conv2d(4, 2, 1).double(), P)
+        self.third = gridwise.distribute(lambda x: self.part(self.net(x)).abs().mean(), P)
+
+    def error(self, x: Tensor) -> Tensor:
+        return self.net(x).abs().mean()
+
+
+@workers(2, transports=("mpi",))
+def test_a_function_may_be_kept_on_the_module_that_it_calls() -> None:
+    P, x = partition(1, 1, 2, 1), random(3, 2, 6, 4)
+    trainer = Trainer(P)
+    net, part = copy.deepcopy(trainer.net), nn.Conv2d(4, 2, 1).double()
+    part.load_state_dict(trainer.part.state_dict())
+    for mode in (True, False):
+        trainer.train(mode)
+        assert {m.training for m in trainer.modules()} == {mode}
+        net.train(mode)
+        for name, function in {
+            "first": lambda: net(x).square().mean(),
+            "second": lambda: net(x).abs().mean(),
+            "third": lambda: part(net(x)).abs().mean(),
+        }.items():
+            y, expected = getattr(trainer, name)(block(x, P)), function()
+            torch.testing.assert_close(y, expected)
+            y.backward()
+            expected.backward()
+    for p, q in zip(trainer.net.parameters(), net.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad)
+    names = [f"net.{name}" for name in net.state_dict()] + [f"part.{name}" for name in part.state_dict()]
+    assert list(trainer.state_dict()) == names
+    assert [p for p, _ in trainer.named_parameters()] == [
+        name for name in names if "running" not in name and "num" not in name
+    ]
+    trainer.load_state_dict(trainer.state_dict())
+    assert {*trainer.second.parameters()} == {*trainer.parameters()}
+    assert len([*trainer.first.buffers()]) == 3
+    trainer.float().zero_grad()
+    trainer.apply(lambda module: None)
+    assert trainer.first(block(x, P).float()).dtype == torch.float32

@@ -125,6 +125,7 @@ def _of_function(
     for root in roots.values():
         if not isinstance(root, DistributedModel):
             _refuse(root, is_used=True)
+            _check_holders(name, root, P_x)
             if P_x.active:
                 synchronise_replicas(root, P_x)
     says = f"the distributed {name} on {P_x.shape}"
@@ -188,7 +189,7 @@ def _refuse(model: torch.nn.Module, is_used: bool = False) -> None:
     for own, module in model.named_modules():
         place = f"{name}{f', its {own},' if own else ''}"
         for kinds, reason, fix in REFUSED:
-            if isinstance(module, kinds):
+            if isinstance(module, kinds) and not (is_used and isinstance(module, DistributedModel)):
                 raise UnsupportedError(f"distribute: {place} {reason}.\n  fix: {fix}.")
         if any(isinstance(p, torch.nn.parameter.UninitializedParameter) for p in module._parameters.values()):
             raise UnsupportedError(

@@ -224,9 +224,35 @@ class DistributedFunction(DistributedModel):
         gather: GatherOption,
     ):
         super().__init__()
-        self._modules.update(roots)
+        self.__dict__["_modules"].update(roots)
         own = self.__dict__[OWN] = GridState(torch.nn.Module, inputs.P_x)
         own.runners["forward"] = Runner(says, function, roots, inputs, gather, lambda: _all_as_written(roots))
+
+    @property
+    def _modules(self) -> dict[str, torch.nn.Module]:  # type: ignore[override]
+        """The modules that it calls, without those that it is itself a part of: their children would never end."""
+        found: dict[str, torch.nn.Module] = self.__dict__["_modules"]
+        if any(self in root.modules() for root in found.values()):
+            return {name: root for name, root in found.items() if self not in root.modules()}
+        return found
+
+    @_modules.setter
+    def _modules(self, value: dict[str, torch.nn.Module]) -> None:
+        self.__dict__["_modules"] = value
+
+    def named_modules(
+        self, memo: set[torch.nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, torch.nn.Module]]:
+        """As of any module, those that it is a part of included."""
+        if not remove_duplicate:
+            yield from super().named_modules(memo, prefix, False)
+            return
+        memo = set() if memo is None else memo
+        if self not in memo:
+            memo.add(self)
+            yield prefix, self
+            for name, root in self.__dict__["_modules"].items():
+                yield from root.named_modules(memo, f"{prefix}.{name}" if prefix else name)
 
     def __deepcopy__(self, memo: dict) -> DistributedModel:
         raise UnsupportedError(

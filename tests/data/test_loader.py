@@ -73,6 +73,21 @@ def test_processes_read_ahead(tmp_path):
     assert int(by) != os.getpid()
 
 
+def test_processes_read_in_an_environment_of_their_own(monkeypatch):
+    """The launcher's variables are hidden from them without a change of this process's, which threads may be reading."""
+    P, names = partition(1, 1, 1), {"GROUP_RANK", "PMIX_NAMESPACE", "TORCHELASTIC_RUN_ID"}
+    for name in names:
+        monkeypatch.setenv(name, "7")
+    shown = [lambda x, generator: x + len(names & os.environ.keys())]
+    options = {"prefetch": 3, "readers": 2, "processes": True}
+    for dtype in (torch.float32, torch.bfloat16, torch.int64):
+        dataset = BlockDataset(numbers(4, 1, 3), P, dtype=dtype, transforms=shown)
+        with monkeypatch.context() as patched, BlockLoader(dataset, 1, **options) as loader:
+            patched.setattr(os, "putenv", None)
+            patched.setattr(os, "unsetenv", None)
+            assert torch.equal(torch.cat(list(loader)), torch.from_numpy(numbers(4, 1, 3)).to(dtype))
+
+
 def test_open_files_cannot_be_sent_to_processes(tmp_path):
     class Opened:
         shape, dtype = (2, 2), np.dtype("f4")

@@ -7,7 +7,7 @@ transforms   `RandomCrop`, `RandomFlip`, functions: the same on all workers that
 writing      `BlockWriter`: results to Zarr, HDF5 and .npy, block by block
 sources/     arrays and files to read from
 
-samples, reader, order, prefetch, targets, agreement: the parts of these.
+samples, reader, order, prefetch, reading_process, targets, agreement: the parts of these.
 """
 
 from .cut_loader import CutLoader as CutLoader

@@ -40,7 +40,7 @@ class BlockLoader:
         along axis 0 of the grid may have no sample of it
     prefetch : how many batches are read ahead; 0 reads each when it is asked for
     readers : how many threads, or processes, read ahead
-    processes : read ahead in spawned processes, for which a script needs ``if __name__ == "__main__":``
+    processes : read ahead in processes of their own, to which samples and transforms are sent
     device : where batches go; None leaves them on the host
     agree : send an extra message for each batch, so that all workers raise the same error. For loops that call no model
         or layer

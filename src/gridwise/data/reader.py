@@ -49,6 +49,10 @@ class ReadRequest(NamedTuple):
     seed: int
 
 
+Batch = list[Tensor] | Exception
+"""A worker's part of a batch, or the error that prevented it."""
+
+
 class SampleReader:
     """All fields of a dataset, and its transforms."""
 
@@ -125,3 +129,11 @@ class SampleReader:
                 )
             for block, result in zip(blocks, results, strict=True):
                 block.copy_(result)
+
+
+def tried(reader: SampleReader, request: ReadRequest) -> Batch:
+    """What the reader gives, or its error."""
+    try:
+        return reader.read(request)
+    except Exception as error:
+        return error

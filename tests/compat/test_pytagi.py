@@ -6,6 +6,7 @@ import importlib
 
 import numpy as np
 import pytest
+import torch
 
 import gridwise
 
@@ -57,6 +58,15 @@ def test_regression() -> None:
     other = Sequential(Linear(1, 30), ReLU(), Linear(30, 1))
     other.params_from(net)
     np.testing.assert_array_equal(other(x)[0], m_pred)
+    other.preinit_layer()
+    other.to_device("cpu")
+    assert other.output_to_host() == m_pred.tolist()
+    assert other.z_buffer_block_size == 50
+    assert other.z_buffer_size == 50 * 30
+    other.set_delta_z(np.arange(50.0), -np.ones(50))
+    assert other.delta_z_to_host() == list(range(50))
+    assert other.layers[0].get_max_num_states() == 30
+    assert other.layers[0].num_threads == torch.get_num_threads() == 1
 
 
 def test_attributes_can_be_set() -> None:

@@ -69,7 +69,7 @@ class NetworkOnWorkers:
 
     def output_to_host(self) -> list[float]:
         """The means of the last output on this worker, as a list on the host."""
-        return self.model.output_to_host()
+        return self.get_outputs()[0].tolist()
 
     @property
     def device(self) -> str:

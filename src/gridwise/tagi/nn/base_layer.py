@@ -33,7 +33,7 @@ Fans = tuple[int, int]
 """Fan-in, the inputs of one output unit, and fan-out, the outputs of one input unit."""
 
 _LAST_INPUT_ATTRIBUTES = {
-    *("batch", "num_samples", "num_threads", "input_size", "output_size"),
+    *("batch", "num_samples", "input_size", "output_size"),
     *("in_width", "in_height", "in_channels", "out_width", "out_height", "out_channels"),
 }
 """Attributes that record a layer's last input; the next step does not depend on them."""
@@ -64,7 +64,6 @@ class BaseLayer(nn.Module):
     out_width: int = 0
     out_height: int = 0
     out_channels: int = 0
-    num_threads: int = 1
     compilable: bool = True
     """Whether a step depends on nothing but the input, the parameters and the states in `carried`."""
     reusable: bool = False
@@ -175,10 +174,6 @@ class BaseLayer(nn.Module):
     def get_layer_info(self) -> str:
         """A one-line description of the layer, as in the original."""
         return f"{self.get_layer_name()}()"
-
-    def get_max_num_states(self) -> int:
-        """The larger of the input and output sizes of one sample."""
-        return max(self.input_size, self.output_size)
 
     def extra_repr(self) -> str:
         info = self.get_layer_info()

@@ -69,7 +69,6 @@ class Sequential(LayerBlock):
         self.output_delta_z_buffer = BaseDeltaStates()
         """Innovations of the network's input after backward, if `input_state_update`."""
         self._smoothed: Gaussian | None = None
-        self._z_buffer_size: int | None = None
         self.set_compat(compat)
 
     # ---- switches ---------------------------------------------------------------------------------------------------
@@ -197,22 +196,6 @@ class Sequential(LayerBlock):
         value.shared = self._input_delta.shared
         self._input_delta = value
 
-    @property
-    def z_buffer_size(self) -> int:
-        """Units of the widest layer times the batch size; informative only, no buffer has this size."""
-        if self._z_buffer_size is not None:
-            return self._z_buffer_size
-        return max(layer.get_max_num_states() for layer in self.leaves()) * max(self.z_buffer_block_size, 1)
-
-    @z_buffer_size.setter
-    def z_buffer_size(self, value: int) -> None:
-        self._z_buffer_size = value
-
-    @property
-    def z_buffer_block_size(self) -> int:
-        """Number of samples in the last batch."""
-        return self.output_z_buffer.block_size
-
     def set_delta_z(self, delta_mu: Values, delta_var: Values) -> None:
         """Set the innovations of the output by hand."""
         like = self.output_z_buffer.gaussian.mu
@@ -236,14 +219,6 @@ class Sequential(LayerBlock):
     def get_input_states(self) -> tuple[np.ndarray, np.ndarray]:
         """Innovations of the network's input, flat; needs `input_state_update = True` before backward."""
         return _flat(Gaussian(*self.output_delta_z_buffer.innovation))
-
-    def output_to_host(self) -> list[float]:
-        """The means of the last output as a list."""
-        return self.get_outputs()[0].tolist()
-
-    def delta_z_to_host(self) -> list[float]:
-        """The innovations of the means of the output as a list."""
-        return self._input_delta.innovation.mu.reshape(-1).tolist()
 
     # ---- recurrent states -------------------------------------------------------------------------------------------
     def _recurrent(self) -> dict[int | str, LSTM]:
@@ -289,10 +264,6 @@ class Sequential(LayerBlock):
         """The parameters {'Linear.0': (mu_w, var_w, mu_b, var_b)} as flat lists, like pytagi's `state_dict()`."""
         return parameter_files.to_pytagi(self.layers)
 
-    def pytagi_parameters(self) -> list[tuple[list[float], ...]]:
-        """The parameters [(mu_w, var_w, mu_b, var_b)] in forward order, like pytagi's `parameters()`."""
-        return list(self.pytagi_state_dict().values())
-
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load a state in torch's form (`Linear.0.mu_w`: tensor) or pytagi's (`Linear.0`: four lists)."""
         if parameter_files.is_pytagi(state_dict):
@@ -319,26 +290,7 @@ class Sequential(LayerBlock):
         """Read what `save_csv` wrote."""
         parameter_files.load_csv(self.layers, filename)
 
-    # ---- device, threads, description -------------------------------------------------------------------------------
-    def to_device(self, device: str) -> None:
-        """Move the network: 'cpu', 'cuda', 'cuda:1'."""
-        self.to(device)
-
-    def params_to_device(self) -> None:
-        self.to("cuda")
-
-    def params_to_host(self) -> None:
-        self.to("cpu")
-
-    def set_threads(self, num_threads: int) -> None:
-        """Set the number of CPU threads that torch uses in this process."""
-        torch.set_num_threads(num_threads)
-        for layer in self._all_layers():
-            layer.num_threads = num_threads
-
-    def preinit_layer(self) -> None:
-        """Do nothing: parameters exist from the start."""
-
+    # ---- description ------------------------------------------------------------------------------------------------
     def get_layer_stack_info(self) -> str:
         """One line for each layer."""
         return "".join(layer.get_layer_info() + "\n" for layer in self.layers)

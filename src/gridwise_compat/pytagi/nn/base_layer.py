@@ -102,6 +102,7 @@ class BaseLayer:
     delta_mu_w, delta_var_w, delta_mu_b, delta_var_b = map(_innovation, INNOVATIONS)
     input_size, in_width, in_height, in_channels, output_size, out_width, out_height, out_channels = map(_size, NAMES)
     num_weights, num_biases = map(_count, ("num_weights", "num_biases"))
+    num_threads = property(lambda self: torch.get_num_threads(), lambda self, value: torch.set_num_threads(value))
     bias = property(lambda self: bool(getattr(self._layer, "bias", False)), lambda self, value: self._set_bias(value))
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -127,6 +128,10 @@ class BaseLayer:
             super().__setattr__(name, value)
         else:
             setattr(self._layer, name, unwrapped(value))
+
+    def get_max_num_states(self) -> int:
+        """The larger of the input and output sizes of one sample."""
+        return max(self._layer.input_size, self._layer.output_size)
 
     def __repr__(self) -> str:
         return repr(self._layer)

@@ -33,6 +33,7 @@ class Sequential(BaseLayer):
 
     _wraps = own.Sequential
     _noted_for: Any = None  # the shape of a sample, when sizes were noted
+    _z_buffer_size: int | None = None
     _after_another: bool = False  # whether the last input was another network's output
 
     def __init__(self, *layers: BaseLayer) -> None:
@@ -125,11 +126,55 @@ class Sequential(BaseLayer):
 
     def parameters(self) -> list[tuple[list[float], ...]]:
         """[(mu_w, var_w, mu_b, var_b)] in forward order."""
-        return self._layer.pytagi_parameters()
+        return list(self.state_dict().values())
 
     def params_from(self, other: Sequential) -> None:
         """Copy all parameters and running statistics of `other`."""
         self._layer.params_from(other._layer)
+
+    # What Gridwise's network does without
+
+    @property
+    def z_buffer_size(self) -> int:
+        """Units of the widest layer times the batch size; informative only, no buffer has this size."""
+        if self._z_buffer_size is not None:
+            return self._z_buffer_size
+        widest = max(max(layer.input_size, layer.output_size) for layer in self._layer.leaves())
+        return widest * max(self.z_buffer_block_size, 1)
+
+    @z_buffer_size.setter
+    def z_buffer_size(self, value: int) -> None:
+        self._z_buffer_size = value
+
+    @property
+    def z_buffer_block_size(self) -> int:
+        """Number of samples in the last batch."""
+        return self._layer.output_z_buffer.block_size
+
+    def output_to_host(self) -> list[float]:
+        """The means of the last output as a list."""
+        return self._layer.get_outputs()[0].tolist()
+
+    def delta_z_to_host(self) -> list[float]:
+        """The innovations of the means of the output as a list."""
+        return self._layer.input_delta_z_buffer.innovation.mu.reshape(-1).tolist()
+
+    def set_threads(self, num_threads: int) -> None:
+        """Set the number of CPU threads that torch uses in this process."""
+        torch.set_num_threads(num_threads)
+
+    def preinit_layer(self) -> None:
+        """Do nothing: parameters exist from the start."""
+
+    def to_device(self, device: str) -> None:
+        """Move the network: 'cpu', 'cuda', 'cuda:1'."""
+        self._layer.to(device)
+
+    def params_to_device(self) -> None:
+        self.to_device("cuda")
+
+    def params_to_host(self) -> None:
+        self.to_device("cpu")
 
     @property
     def device(self) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -18,6 +20,9 @@ def filled(call: OperatorCall) -> Local:
     if "fill_value" in call.given and not isinstance(call["fill_value"], bool | int | float | complex):
         raise NotOnBoxes("a value that is a tensor")
     nothing = [none_of(each.shape) for each in call.tensors]
+    plain = {"empty": torch.ops.aten.zeros.default, "new_empty": torch.ops.aten.new_zeros.default}.get(call.kind)
+    if plain is not None:  # so that what nobody writes to is the same on all boxes
+        call = replace(call, op=plain, kwargs={k: v for k, v in call.kwargs.items() if k != "memory_format"})
     return Local(lambda box: nothing, lambda box, *given: call.locally(size=list(box.shape))(*given))
 
 

@@ -77,7 +77,7 @@ def repeat(call: OperatorCall) -> Local:
         return [Box.of_intervals(rows(n, a, b) for n, a, b in ends)]
 
     def run(box: Box, given: Tensor) -> Tensor:
-        y = given.reshape(*lead, *given.shape)
+        y = given.reshape((*lead, *given.shape))
         for d, n in enumerate(x.shape, lacking):
             start, stop = box.start[d], box.stop[d]
             copies = (stop - 1) // n - start // n + 1

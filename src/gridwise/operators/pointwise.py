@@ -57,7 +57,8 @@ def prelu(call: OperatorCall) -> Local:
     """PReLU, with one slope for all channels or one for each; channels are dim 1."""
     x, slope = call.tensors
     labels = numbered("d", x.dim)
-    return by_labels(call, [labels, labels[1:2] if x.dim > 1 else ["one"][: slope.dim]], labels)
+    of_slope = labels[1:2] if x.dim > 1 else ["one"]
+    return by_labels(call, [labels, of_slope[: slope.dim]], labels)
 
 
 @operator("glu")

@@ -34,7 +34,9 @@ def batch_norm(call: OperatorCall) -> AnyOperator:
     x = call["input"]
     if not call["training"] and call["running_mean"] is not None:
         return _by_running(call)
-    count = x.volume // max(1, x.shape[1])
+    if not x.volume:
+        raise NotOnBoxes("the statistics of a tensor without elements")
+    count = x.volume // x.shape[1]
     if count <= 1 and call["training"]:
         raise NotOnBoxes(f"expected more than 1 value per channel when training, got {x.shape}")
     dims = [d for d in range(x.dim) if d != 1]
@@ -64,6 +66,8 @@ def group_norm(call: OperatorCall) -> AnyOperator:
 def _of_samples(call: OperatorCall, size: int) -> AnyOperator:
     """A set is `size` channels of one sample."""
     x = call["input"]
+    if not x.volume:
+        raise NotOnBoxes("the statistics of a tensor without elements")
     dims = range(2, x.dim)
 
     def build(builder: Builder, *values: Any) -> Any:
@@ -85,6 +89,8 @@ def layer_norm(call: OperatorCall) -> AnyOperator:
     """Over the last dim all of it is needed at once; over several, statistics are collected unless there are many."""
     x, dims = call["input"], len(call["normalized_shape"])
     lead = x.dim - dims
+    if not x.volume:
+        raise NotOnBoxes("the statistics of a tensor without elements")
     if dims == 1 or prod(x.shape[:lead]) > SMALL_LEAD:
         return _over_last(call, lead)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..grid import Box, Interval, sliced_need
@@ -130,8 +131,9 @@ def slice_scatter(call: OperatorCall) -> Local:
             return x
         if last - first == box.stop[dim] - box.start[dim]:
             return new.to(x.dtype)
-        offset = box.start[dim]
-        return x.slice_scatter(new, dim, taken[first] - offset, taken[last - 1] + 1 - offset, taken.step)
+        offset, y = box.start[dim], x.clone()  # torch's slice_scatter has no gradient of complex numbers
+        torch.ops.aten.slice.Tensor(y, dim, taken[first] - offset, taken[last - 1] + 1 - offset, taken.step).copy_(new)
+        return y
 
     return Local(needs, run)
 
@@ -153,6 +155,8 @@ def select_scatter(call: OperatorCall) -> Local:
             return x
         if box.stop[dim] - box.start[dim] == 1:
             return new.to(x.dtype).unsqueeze(dim)
-        return x.select_scatter(new, dim, index - box.start[dim])
+        y = x.clone()
+        y.select(dim, index - box.start[dim]).copy_(new)
+        return y
 
     return Local(needs, run)

@@ -116,7 +116,7 @@ def scheduled(graph: OperatorGraph, memory: int | None, backward: bool, tile: Sh
             if stage.whole is not None:
                 continue
             _cut(stage, memory, backward, tile)
-            new = _to_keep_too(stage, memory, backward, kept)
+            new = _to_keep_too(stage, memory, backward, tile, kept)
             if new is not None:
                 kept.add(new)
                 split = True
@@ -298,9 +298,11 @@ def _reads_its_box(operation: Operation) -> bool:
     return operation.needs(box)[0] == box
 
 
-def _to_keep_too(stage: Stage, memory: int | None, backward: bool, kept: set[GlobalValue]) -> GlobalValue | None:
+def _to_keep_too(
+    stage: Stage, memory: int | None, backward: bool, tile: Shape | None, kept: set[GlobalValue]
+) -> GlobalValue | None:
     """A value to store as well, if the tiles of a stage do too much work again, or do not fit."""
-    fits = memory is None or _peak(stage, backward) <= memory
+    fits = (memory is None or _peak(stage, backward) <= memory) and not _exceeds(stage, tile)
     counts = stage.counts_back if backward else stage.counts
     if fits and _work(stage, counts) <= AGAIN * max(1.0, stage.least_flops):
         return None
@@ -354,19 +356,42 @@ def _peak(stage: Stage, backward: bool) -> int:
 
 def _cut(stage: Stage, memory: int | None, backward: bool, tile: Shape | None) -> None:
     """Decide the number of tiles along each dim."""
-    start = _counts_of_tile(stage.shape, tile)
+    start = _counts_of_tile(stage, tile)
     stage.counts = _fitting(stage, memory, start, lambda counts: _largest(stage, counts, False))
     stage.counts_back = stage.counts
     if backward and stage.requires_grad:
         stage.counts_back = _fitting(stage, memory, stage.counts, lambda counts: _largest(stage, counts, True))
 
 
-def _counts_of_tile(shape: Shape, tile: Shape | None) -> tuple[int, ...]:
+def _counts_of_tile(stage: Stage, tile: Shape | None) -> tuple[int, ...]:
+    """As many tiles along the last dims as `tile` says, where that leaves less to read for each."""
+    shape = stage.shape
     counts = [1] * len(shape)
-    for back, size in enumerate(reversed(tile or ()), 1):
-        if len(shape) > len(tile or ()) and back <= len(shape):
-            counts[-back] = max(1, -(-shape[-back] // size))
+    if tile is None or len(shape) <= len(tile):
+        return tuple(counts)
+    whole = _bytes_read(stage, counts)
+    for d, size in zip(range(len(shape) - len(tile), len(shape)), tile, strict=True):
+        count = -(-shape[d] // size)
+        alone = tuple(count if e == d else 1 for e in range(len(shape)))
+        if count > 1 and (not whole or _bytes_read(stage, alone) < 0.9 * whole):
+            counts[d] = count
     return tuple(counts)
+
+
+def _exceeds(stage: Stage, tile: Shape | None) -> bool:
+    """Whether a tile computes much more of a value at once than `tile`, though that might be stored."""
+    if tile is None:
+        return False
+    hulls = stage.hulls(_middle(stage.shape, stage.counts))
+    for operation in stage.operations[:-1]:
+        shape = hulls[operation.outputs[0]].shape
+        if len(shape) > len(tile) and all(n > 2 * t + HALO for n, t in zip(shape[-len(tile) :], tile, strict=True)):
+            return True
+    return False
+
+
+HALO = 8
+"""How much larger than twice a tile what it is computed from may be."""
 
 
 def _fitting(
@@ -406,7 +431,7 @@ def _finer_ones(
     return found
 
 
-def _bytes_read(stage: Stage, counts: tuple[int, ...]) -> int:
+def _bytes_read(stage: Stage, counts: Sequence[int]) -> int:
     """What the tile in the middle reads."""
     hulls = stage.hulls(_middle(stage.shape, counts))
     return sum(hulls[v].volume * v.spec.dtype.itemsize for v in stage.reads if not v.is_fixed)

@@ -1,0 +1,86 @@
+"""One model by tiles against itself: outputs, gradients of the input and of parameters, buffers; in training and in eval mode.
+
+Pictures are cut into 8 x 8 tiles where a tensor has their size, volumes into 4 x 4 x 4. A model that draws random
+numbers is compared with itself on one worker, whose numbers depend on global indices too.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+import gridwise
+
+from .catalogue import Specimen
+from .check import EXACT, SENSITIVITY, Step, counted, differences, specimen_of
+
+
+@dataclass
+class TiledFinding:
+    """What came of one model by tiles."""
+
+    name: str
+    outcome: str = "refused"
+    """equal, wrong, refused or failed"""
+    error: float = 0.0
+    allowed: float = EXACT
+    text: str = ""
+    tiles: int = 0
+    wholes: int = 0
+    """How many operators are computed whole."""
+
+
+def check_tiled(name: str) -> dict[str, Any]:
+    """What came of the model of that name."""
+    specimen, found = specimen_of(name), TiledFinding(name)
+    torch.set_num_threads(1)
+    try:
+        torch.manual_seed(0)
+        model = specimen.build().double()
+    except Exception as error:
+        found.outcome, found.text = "failed", f"cannot be built: {error}"
+        return asdict(found)
+    for mode in (True, False):
+        try:
+            _compare(found, model.train(mode), specimen)
+        except gridwise.errors.GridwiseError as error:
+            found.outcome, found.text = "refused", f"{'train' if mode else 'eval'}: {error}"
+        if found.outcome != "equal":
+            break
+    return asdict(found)
+
+
+def tile_of(specimen: Specimen) -> tuple[int, ...]:
+    space = specimen.shape[2:]
+    return tuple(-(-n // (4 if len(space) == 3 else 8)) for n in space)
+
+
+def _compare(found: TiledFinding, model: torch.nn.Module, specimen: Specimen) -> None:
+    x, others = specimen.input(), specimen.others()
+    big = gridwise.tiled(copy.deepcopy(model), tile=tile_of(specimen))
+    mine = _step(big, x, others)
+    (runner,) = [type(big)._tiled_runners["forward"]]
+    scheduled = next(iter(runner._kept.values()))
+    found.tiles = scheduled.schedule.tiles
+    found.wholes = sum(stage.whole is not None for stage in scheduled.schedule.stages)
+    P = gridwise.world().create_cartesian_topology_partition([1] * len(specimen.shape))
+    plain: Any = gridwise.distribute(copy.deepcopy(model), P) if scheduled.graph.draws else copy.deepcopy(model)
+    reference = _step(plain, x, others)
+    found.error = max(found.error, *differences(mine, reference))
+    if found.error > found.allowed:
+        noise = torch.randn(specimen.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+        other = _step(copy.deepcopy(plain), x * (1 + 1e-15 * noise), others)
+        found.allowed = max(found.allowed, SENSITIVITY * max(differences(other, reference)))
+    found.outcome = "equal" if found.error <= found.allowed else "wrong"
+
+
+def _step(model: torch.nn.Module, x: torch.Tensor, others: dict[str, Any]) -> Step:
+    x = x.clone().requires_grad_()
+    torch.manual_seed(1)
+    model.zero_grad()
+    parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    made = counted(lambda: model(x, **others), parameters, buffers, x, counts=False)
+    return replace(made, of_parameters={name: g.clone() for name, g in made.of_parameters.items()})

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from ..torch_internals.operators import OpOverload
+from ..torch_internals.tensors import storage_key
 from .recording.recording import ValueSource, memory_of, tensors_in, written_by
 
 
@@ -104,7 +106,7 @@ class Aliases:
     def _find_isolated(self, writes: list[tuple[int, Node, Node]]) -> None:
         last = {memory_of(tensor): time for time, _, tensor in writes}  # the last one: they are in order
         for node, time in self._made.items():
-            if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+            if node.op != "call_function" or not isinstance(node.target, OpOverload):
                 continue
             made, given = _memories([node]), _memories(node.all_input_nodes)
             if not made & given and any(last.get(memory, -1) > time for memory in made | given):
@@ -112,7 +114,7 @@ class Aliases:
 
 
 def _memories(nodes: Iterable[Node]) -> set[int]:
-    return {x.untyped_storage()._cdata for node in nodes for x in tensors_in(node.meta.get("val"))}
+    return {storage_key(x) for node in nodes for x in tensors_in(node.meta.get("val"))}
 
 
 def isolated(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -120,10 +122,10 @@ def isolated(run: Callable[..., Any]) -> Callable[..., Any]:
 
     def own(x: object, memories: set[int]) -> Any:
         if isinstance(x, Tensor):
-            return x.clone() if x.untyped_storage()._cdata in memories else x
+            return x.clone() if storage_key(x) in memories else x
         return type(x)(own(part, memories) for part in x) if isinstance(x, list | tuple) else x
 
     def apart(*given: object) -> Any:
-        return own(run(*given), {x.untyped_storage()._cdata for x in given if isinstance(x, Tensor)})
+        return own(run(*given), {storage_key(x) for x in given if isinstance(x, Tensor)})
 
     return apart

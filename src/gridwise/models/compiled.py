@@ -8,31 +8,28 @@ to call, so nothing is compiled again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..comm.graph_breaks import captured_by
 from ..operators.random_stream import RandomStream
+from ..torch_internals.compiler import Compiler, compiling
 from .program import Checkpoint, Step, Values, execute, put
-
-if TYPE_CHECKING:
-    from torch._dynamo.types import DynamoCallback
 
 FEWEST = 2
 """The smallest number of consecutive steps worth compiling."""
 
 
-_compiler: ContextVar[DynamoCallback] = ContextVar("compiler", default=None)
+_compiler: ContextVar[Compiler] = ContextVar("compiler", default=None)
 
 
-def compiler() -> DynamoCallback:
+def compiler() -> Compiler:
     """The compiler of the code around the call of a model, if there is one."""
     return _compiler.get()
 
@@ -46,22 +43,12 @@ called_by_compiled_code._torchdynamo_disable = True  # type: ignore[attr-defined
 
 
 def _with_compiler(call: Callable[..., Any], *args: object, **kwargs: object) -> Any:
-    with _compiling(None) as callback:
+    with compiling(None) as callback:
         token = _compiler.set(callback)
         try:
             return call(*args, **kwargs)
         finally:
             _compiler.reset(token)
-
-
-@contextmanager
-def _compiling(callback: DynamoCallback) -> Iterator[DynamoCallback]:
-    """Let `callback` compile what is called in the body; yields the previous callback."""
-    before = torch._C._dynamo.eval_frame.set_eval_frame(callback)
-    try:
-        yield before
-    finally:
-        torch._C._dynamo.eval_frame.set_eval_frame(before)
 
 
 class _Probe:
@@ -136,7 +123,7 @@ def _piece(steps: Sequence[Step], later: set[int]) -> Step:
     piece = FunctionType(run.__code__.replace(), run.__globals__, "piece", None, run.__closure__)
 
     def compiled(*tensors: Tensor) -> tuple[Any, ...]:
-        with _compiling(compiler()):
+        with compiling(compiler()):
             return piece(*tensors)
 
     return Step(compiled, inputs, outputs, frees=tuple(slot for step in steps for slot in step.frees))

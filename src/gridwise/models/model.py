@@ -18,16 +18,13 @@ import torch
 
 from ..errors import UnsupportedError
 from ..partition import Partition
+from ..torch_internals.modules import HOOKS
 from .compiled import called_by_compiled_code
 from .inputs import Inputs
 from .recorder import GatherOption
 from .report import Report
 from .runner import Runner
 
-HOOKS = (
-    "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks", "_is_full_backward_hook",
-)  # fmt: skip
 GridMethods = Mapping[str, tuple[str, Inputs, GatherOption]]
 """Functions that run on the grid, by name: the name in error messages, the inputs, and the `gather` option."""
 OWN = "_distributed"

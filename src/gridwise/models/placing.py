@@ -18,7 +18,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.fx import Node
 
 from ..errors import UnsupportedError
@@ -26,6 +25,7 @@ from ..grid import Grid, Layout
 from ..operators.call import order_of
 from ..partition import Partition
 from ..torch_internals.operators import OpOverload, name_of, schema_of
+from ..torch_internals.switches import SWITCHES, exit_autocast, set_grad_enabled
 from .aliasing import Aliases, isolated
 from .autograd_functions import PlacedFunction, differentiated
 from .movement import enter, leave
@@ -48,7 +48,6 @@ from .rules.answer import answer, functional, is_elementwise
 from .rules.pointwise import pointwise
 from .tape import Item, Tape
 
-SWITCHES = (torch._C._set_grad_enabled, _enter_autocast, _exit_autocast)
 SKIPPED = {"aten::_assert_tensor_metadata", "aten::_assert_async", "aten::_assert_scalar", "aten::sym_constrain_range"}
 """Run-time checks that recording has already made."""
 
@@ -166,7 +165,7 @@ class Placing:
                     self.tape.name = where(node)
                     self._add(node)
         finally:
-            torch._C._set_grad_enabled(mode)
+            set_grad_enabled(mode)
             leave_autocast(mode for _, mode in self._entered.values())
 
     def _add(self, node: Node) -> None:
@@ -229,10 +228,10 @@ class Placing:
 
     def _switch(self, node: Node) -> None:
         """Switch a mode for the steps that follow; during placing too, since rules depend on it."""
-        if node.target is _exit_autocast:
+        if node.target is exit_autocast:
             slot, mode = self._entered.pop(node.args[0])  # type: ignore[arg-type]
-            _exit_autocast(mode)
-            self.tape.steps.append(Step(_exit_autocast, (slot,), None))
+            exit_autocast(mode)
+            self.tape.steps.append(Step(exit_autocast, (slot,), None))
         else:
             assert callable(node.target)
             slot, switch = self.tape.new_slot(), partial(node.target, *node.args)

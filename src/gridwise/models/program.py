@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.amp.autocast_mode import _exit_autocast
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from ..nn.engine.agreement import agreement, key_of
@@ -25,6 +24,7 @@ from ..nn.engine.operator import Ticket
 from ..nn.parameters.blocks import Shared
 from ..nn.parameters.gradient_buckets import FULL, GradientSum, begin, end
 from ..operators.random_stream import RandomStream
+from ..torch_internals.switches import exit_autocast, set_grad_enabled
 from .placement import Placement, Workers
 from .random import Replay, begun
 from .recording.recording import ValueSource
@@ -101,7 +101,7 @@ def put(values: Any, outputs: int | tuple[int, ...] | None, made: Any) -> None:
 def leave_autocast(entered: Iterable[Any]) -> None:
     """Leave the autocast modes among these values, which come in the order in which they were entered."""
     for mode in reversed([each for each in entered if isinstance(each, torch.autocast)]):
-        _exit_autocast(mode)
+        exit_autocast(mode)
 
 
 def free_early(steps: Sequence[Step], needed: set[int]) -> None:
@@ -200,7 +200,7 @@ class Program:
                 else:
                     pieces(values, stream)
             finally:
-                torch._C._set_grad_enabled(mode)
+                set_grad_enabled(mode)
         return [values[slot] for slot in self.results]
 
     def _compiled(self) -> CompiledPieces | None:

@@ -18,6 +18,7 @@ from ..comm.transports.base import Transport
 from ..deferred_init import is_deferred, materialize_shard
 from ..nn.parameters.blocks import BlockParameter, BlockTensor, Spread
 from ..partition import Partition
+from ..torch_internals.modules import add_state_hooks
 
 
 def replicate_parameters(models: Iterable[torch.nn.Module], P: Partition) -> None:
@@ -71,8 +72,7 @@ def replicate_state(twin: torch.nn.Module, P: Partition) -> None:
             module._buffers[name] = kept[id(value)][1]
         if spreads:
             module.__dict__["_spreads"] = spreads
-            module._register_load_state_dict_pre_hook(partial(_cut, spreads, P.transport.rank))
-            module._register_state_dict_hook(partial(_labelled, spreads, P.transport))
+            add_state_hooks(module, partial(_cut, spreads, P.transport.rank), partial(_labelled, spreads, P.transport))
 
 
 def _buffer_held_by(P: Partition, value: Tensor, spread: Spread) -> BlockTensor:

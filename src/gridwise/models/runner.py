@@ -31,6 +31,7 @@ from ..nn.parameters.replicas import Replica, agree_replicas, is_due
 from ..nn.windows.windowed_layer import as_batch
 from ..operators.formats import memory_format_of
 from ..partition import CartesianPartition
+from ..torch_internals.modes import without_torch_function
 from .inputs import Bound, Inputs
 from .recorder import FunctionRecorder, GatherOption, Run
 from .recording.indices import problem_with
@@ -274,7 +275,7 @@ class Runner(FunctionRecorder):
 def quick_mode(state: State) -> Hashable:
     """The parts of the mode that can change while the state stays the same, collected fast enough for every call."""
     records = torch.is_grad_enabled()
-    with torch._C.DisableTorchFunctionSubclass():  # attributes of parameters are read several times faster
+    with without_torch_function():  # attributes of parameters are read several times faster
         kinds = tuple(map(_kinds if records else _kinds_without_grad, state.parameters))
     return (
         kinds,

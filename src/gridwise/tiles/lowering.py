@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.fx import Node
 
 from ..errors import UnsupportedError
@@ -25,6 +24,7 @@ from ..operators.call import OperatorCall, TensorSpec, order_of
 from ..operators.on_boxes import AnyOperator, Builder, Collecting, Composed, Local
 from ..operators.table import NotOnBoxes, maker_for
 from ..torch_internals.operators import OpOverload, name_of, schema_of
+from ..torch_internals.switches import enter_autocast, exit_autocast, set_grad_enabled
 from .graph import GlobalValue, Operation, OperatorGraph, Whole
 from .views import CannotPutBack, Tensors
 
@@ -106,11 +106,11 @@ class Lowering(Builder):
 
     def _follow(self, node: Node) -> None:
         target = node.target
-        if target is _enter_autocast:
+        if target is enter_autocast:
             self._casts[node] = tuple(node.args)
-        elif target is _exit_autocast:
+        elif target is exit_autocast:
             del self._casts[node.args[0]]  # type: ignore[arg-type]
-        elif target is torch._C._set_grad_enabled:
+        elif target is set_grad_enabled:
             pass  # whether a value needs a gradient is known
         elif target is operator.getitem:
             self._tensors.bind(node, self._several[node.args[0]][node.args[1]])  # type: ignore[index]

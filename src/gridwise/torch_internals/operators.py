@@ -1,15 +1,21 @@
-"""Operators of the dispatcher: their classes, names and schemas.
+"""Operators of the dispatcher: their classes, names, schemas and kernels.
 
 `torch.ops` gives them out, and `str` and `name()` are their names; what their arguments are says only a private attribute.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
 from torch._ops import OpOverload as OpOverload
 from torch._ops import OpOverloadPacket as OpOverloadPacket
+
+kernels_of_nn: Any = torch._C._nn
+"""Functions of `torch.nn.functional` without Python around them, and with arguments in the order of the operator."""
+assert_async: Any = torch._assert_async
+"""An operator that ends the program on the device if a tensor is false; the host does not wait for it."""
 
 
 def schema_of(op: Any) -> torch.FunctionSchema:
@@ -27,3 +33,24 @@ def name_of(op: Any) -> str:
 def overload_of(op: Any) -> str:
     """The name of the overload: ``Tensor`` of ``aten.add.Tensor``."""
     return str(op.name()).partition(".")[2] or "default"
+
+
+@cache
+def composite_operators() -> list[OpOverload]:
+    """Operators of torch that it composes of others, for all devices, by its table of kernels."""
+    found = []
+    for name in torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd"):
+        namespace, _, rest = name.partition("::")
+        packet, _, overload = rest.partition(".")
+        if namespace == "aten":
+            found.append(getattr(getattr(torch.ops.aten, packet), overload or "default"))
+    return found
+
+
+def is_cast_by_autocast(op: OpOverload) -> bool:
+    """Whether autocast is on, for any kind of device, and has a kernel of its own for an operator."""
+    return any(
+        torch.is_autocast_enabled(kind)
+        and torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), f"Autocast{kind.upper()}")
+        for kind in ("cpu", "cuda")
+    )

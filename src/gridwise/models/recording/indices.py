@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...comm.graph_breaks import capturing
 from ...operators.functions import short_name
-from ...torch_internals.operators import OpOverload
+from ...torch_internals.operators import OpOverload, assert_async
 from .recording import Recording
 
 KEEPS_NUMBERS = frozenset(
@@ -41,7 +41,7 @@ def problem_with(inputs: Sequence[Tensor], limits: Mapping[int, int]) -> str | N
             continue
         ends = torch.aminmax(x)
         if capturing() is not None:  # the host cannot read values, now or at a replay: check on the device
-            torch._assert_async((ends.min > -1) & (ends.max < rows))
+            assert_async((ends.min > -1) & (ends.max < rows))
             continue
         for end in ends:
             if not -1 < end.item() < rows:  # fractions are truncated when they become indices

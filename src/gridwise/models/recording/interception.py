@@ -12,20 +12,28 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NoReturn
 from unittest.mock import patch
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
 from ...errors import UnsupportedError
 from ...nn.engine.module import Module as DistributedLayer
 from ...torch_internals.checkpoints import checkpoints_noted
 from ...torch_internals.functions import functions_noted
+from ...torch_internals.modules import (
+    AnyBatchNorm,
+    called,
+    check_input_dim,
+    forward_hooks,
+    forward_pre_hooks,
+    has_backward_hooks,
+)
+from ...torch_internals.tracer import as_if_not_traced
 from .lines import calls_model, current_line
 from .regions import Regions
 
@@ -47,7 +55,7 @@ class Calls:
         call = patch.object(torch.nn.Module, "__call__", lambda *args, **kwargs: self._call(*args, **kwargs))
         with (
             call,
-            _fx_not_tracing(),
+            as_if_not_traced(),
             _AsEager(self),
         ):
             yield
@@ -61,17 +69,9 @@ class Calls:
                 f"tensors:  {current_line()}\n  fix: use torch's layer there."
             )
         self.stack.append(self.names.get(id(module), self.path))
-        y = module._call_impl(*args, **kwargs)
+        y = called(module, *args, **kwargs)
         self.stack.pop()
         return y
-
-
-def _fx_not_tracing() -> AbstractContextManager[object]:
-    """Clear torch's flag that symbolic tracing is on, which a model may read; the flag is one of a thread since 2.14."""
-    tracing: Any = torch.fx._symbolic_trace
-    if hasattr(tracing, "_is_fx_tracing_context"):
-        return tracing._is_fx_tracing_context(False)
-    return patch.object(tracing, "_is_fx_tracing_flag", False)
 
 
 class _AsEager(TorchFunctionMode):
@@ -125,7 +125,7 @@ def intercepting(modules: Mapping[str, torch.nn.Module], calls: Calls, regions: 
     if any(getattr(torch.nn.modules.module, name, None) for name in GLOBAL_HOOKS):
         raise refusal("a hook of all modules (register_module_..._hook)", "")
     for path, module in modules.items():
-        if module._backward_hooks or module._backward_pre_hooks:
+        if has_backward_hooks(module):
             raise refusal("a backward hook", path or type(module).__name__)
     inference, context = torch.autograd.grad_mode.inference_mode, torch.autograd.function.FunctionCtx
     replaced: list[tuple[Any, str, object]] = [
@@ -151,7 +151,7 @@ def intercepting(modules: Mapping[str, torch.nn.Module], calls: Calls, regions: 
         stack.enter_context(functions_noted(regions.forward_noted, regions.context_set_up))
         for path, module in modules.items():
             _watch_forward_hooks(path, module)
-            is_torchs = isinstance(module, _BatchNorm) and type(module).forward is _BatchNorm.forward
+            is_torchs = isinstance(module, AnyBatchNorm) and type(module).forward is AnyBatchNorm.forward
             if is_torchs and vars(module)["momentum"] is None:
                 module.__dict__["forward"] = lambda x, module=module: _mean_over_batches(module, x)
         stack.enter_context(_generators_unchanged())
@@ -199,7 +199,7 @@ def _watch_forward_hooks(path: str, module: torch.nn.Module) -> None:
 
         return call
 
-    for hooks in (module._forward_hooks, module._forward_pre_hooks):
+    for hooks in (forward_hooks(module), forward_pre_hooks(module)):
         for key, hook in list(hooks.items()):
             package = str(getattr(hook, "__module__", None) or type(hook).__module__).partition(".")[0]
             if package != "torch":  # torch's older weight_norm and spectral_norm are hooks
@@ -230,7 +230,7 @@ def _reentrant(regions: Regions) -> Callable[..., Any]:
 @calls_model
 def _mean_over_batches(module: Any, x: Tensor) -> Tensor:
     """The forward of a batch norm with `momentum=None`, with the number of batches as a tensor, not a Python number."""
-    module._check_input_dim(x)
+    check_input_dim(module, x)
     statistics = [module.running_mean, module.running_var]
     batch_norm: Any = torch.nn.functional.batch_norm
     if not (module.training and module.track_running_stats):

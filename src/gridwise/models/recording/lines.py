@@ -56,7 +56,7 @@ def internal_error(says: str, error: Exception) -> InternalError | None:
         return None
     for frame, number in reversed(list(traceback.walk_tb(error.__traceback__))):
         name = str(frame.f_globals.get("__name__"))
-        ours = name.startswith(("gridwise.models.", "gridwise.torch_internals."))
+        ours = name.startswith("gridwise.models.")
         if frame.f_code in _calling_models or not (ours or name.partition(".")[0] in _SERVING):
             return None
         if ours:

@@ -11,7 +11,10 @@ import xxhash
 from torch import Tensor
 
 from ...errors import PartitionError, UnsupportedError, describe
+from ...torch_internals.modules import forward_pre_hooks
 from ...torch_internals.operators import OpOverload, schema_of
+from ...torch_internals.switches import set_grad_enabled
+from ...torch_internals.tracer import NEEDS_NUMBERS
 from .containers import ADDRESS, Tree, described, flatten, unflatten
 from .contents import refilled
 from .interception import Calls, intercepting
@@ -22,7 +25,6 @@ from .recording import Recording, ValueSource, tensors_in
 from .regions import Regions
 from .state import ABSENT, Change, Holding, Snapshot, modules_of, swap, tensors_of
 from .tracing import (
-    NEEDS_NUMBERS,
     Fakes,
     InputSpec,
     is_fake,
@@ -203,7 +205,7 @@ class _Attempt:
 
 def _is_made_by_hook(module: torch.nn.Module | None, name: str) -> bool:
     """Whether a hook of torch sets the attribute before every call, as the older weight_norm and spectral_norm do."""
-    hooks = module._forward_pre_hooks.values() if module is not None else ()
+    hooks = forward_pre_hooks(module).values() if module is not None else ()
     return any(getattr(hook, "name", None) == name for hook in hooks)
 
 
@@ -261,7 +263,7 @@ def _without_idle_switches(graph: torch.fx.Graph) -> None:
     """Remove switches of autograd that have no effect."""
     mode = torch.is_grad_enabled()
     for node in graph.nodes:
-        if node.target is torch._C._set_grad_enabled:
+        if node.target is set_grad_enabled:
             if node.args[0] == mode:
                 _erase(node)
             mode = node.args[0]

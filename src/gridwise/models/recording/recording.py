@@ -2,8 +2,8 @@
 
     placeholders   parameters, buffers, constants and inputs, each with its `ValueSource`; unused ones are left out
     nodes          call_function of an ATen operator above autograd (``conv2d.default``, ``batch_norm.default``), of
-                   ``operator.getitem``, or of a switch: ``torch._C._set_grad_enabled(mode)``, ``_enter_autocast(...)``
-                   and ``_exit_autocast(entered)`` of `torch.amp.autocast_mode`; these act on all nodes that follow
+                   ``operator.getitem``, or of a switch: ``set_grad_enabled(mode)``, ``enter_autocast(...)`` and
+                   ``exit_autocast(entered)`` of `torch_internals.switches`; these act on all nodes that follow
     node.meta      "val"            a fake tensor of the global shape, or a tuple or list of them
                    "tensor_meta"    torch's; its `requires_grad` is that of the model's tensor, while "val" is detached
                    "module"         the dotted name of the module whose code made the node
@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from ...torch_internals.operators import OpOverload, schema_of
+from ...torch_internals.tensors import storage_key
 from .containers import Tree, unflatten
 
 
@@ -105,7 +106,7 @@ def tensors_in(value: object) -> list[Tensor]:
 def memory_of(node: torch.fx.Node) -> int | None:
     """An identifier of the storage of a node's tensor; None if its value is not a tensor."""
     value = node.meta.get("val")
-    return value.untyped_storage()._cdata if isinstance(value, Tensor) else None
+    return storage_key(value) if isinstance(value, Tensor) else None
 
 
 def arguments_of(node: torch.fx.Node, op: OpOverload) -> dict[str, Any]:

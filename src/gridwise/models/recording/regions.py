@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
+from ...torch_internals.tracer import is_tracing, node_of
 from .containers import Tree, flatten, unflatten
 from .lines import calls_model, current_line
 from .recording import Backward, GraphRegion
-from .tracing import Fakes, is_tracing, node_of, trace
+from .tracing import Fakes, trace
 
 
 @dataclass

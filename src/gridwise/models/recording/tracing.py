@@ -18,24 +18,22 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from torch._decomp import decompositions
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-    FakeTensorMode,
-)
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx
-from torch.utils._python_dispatch import _disable_current_modes
 
-from ...torch_internals.operators import OpOverload, schema_of
+from ...torch_internals.modes import without_modes, without_saved_tensor_hooks
+from ...torch_internals.operators import OpOverload, composite_operators, is_cast_by_autocast, schema_of
+from ...torch_internals.tracer import (
+    NEEDS_NUMBERS,
+    TracedTensor,
+    TracedTensorMode,
+    current_tracer,
+    fakes_of,
+    lstm_states_fixed,
+    make_fx,
+)
 from ..rules.pointwise import is_pointwise
 from ..rules.table import rule_for
 from .containers import flatten
 from .lines import calls_model
-
-NEEDS_NUMBERS = (DataDependentOutputException, DynamicOutputShapeException)
-"""Raised by an operator whose result, or the size of it, depends on the values of a tensor; a fake has none."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class Fakes:
     """Makes fake tensors of one common mode."""
 
     def __init__(self) -> None:
-        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.mode = TracedTensorMode(allow_non_fake_inputs=True)
 
     def like(self, x: Tensor, shape: tuple[int, ...]) -> Tensor:
         """A fake of `shape` with the class, dtype and device of a tensor, and with its strides if it has that shape."""
@@ -86,7 +84,7 @@ def trace(
 
     @calls_model
     def annotated(*inputs: Tensor) -> Sequence[Tensor]:
-        tracer = tracer_of()
+        tracer = current_tracer()
         make = tracer.create_node
 
         def create_node(*args: object, **kwargs: object) -> torch.fx.Node:
@@ -101,31 +99,15 @@ def trace(
             del tracer.create_node
 
     apart = {op: partial(_apart, op) for op in _composites() if rule_for(op) is None and not is_pointwise(op)}
-    with fakes.mode, patch.object(decompositions, "one_layer_lstm", _one_layer_lstm):
+    with fakes.mode, lstm_states_fixed(calls_model):
         return make_fx(annotated, apart, pre_dispatch=True, tracing_mode="real")(*inputs)
-
-
-_torchs_lstm = decompositions.one_layer_lstm
-
-
-@calls_model
-def _one_layer_lstm(*args: Any, **kwargs: Any) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Torch's, which gives the final states of fakes a dim too many in version 2.11."""
-    outputs, states = _torchs_lstm(*args, **kwargs)
-    h, c = (state.squeeze(0) if state.dim() == 3 else state for state in states)
-    return outputs, (h, c)
 
 
 @cache
 def _composites() -> list[OpOverload]:
     """Operators on tensors that torch composes of others; those without a rule are recorded as these others."""
     found = []
-    for name in torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd"):
-        namespace, _, rest = name.partition("::")
-        if namespace != "aten":
-            continue
-        packet, _, overload = rest.partition(".")
-        op = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    for op in composite_operators():
         returns = [str(each.type) for each in schema_of(op).returns]
         if returns and all("Tensor" in each for each in returns) and not schema_of(op).is_mutable:
             found.append(op)
@@ -135,43 +117,14 @@ def _composites() -> list[OpOverload]:
 @calls_model
 def _apart(op: OpOverload, *args: object, **kwargs: object) -> Any:
     """Decompose a composite operator, unless autocast is on and has a kernel for the operator itself."""
-    for kind in ("cpu", "cuda"):
-        known = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), f"Autocast{kind.upper()}")
-        if known and torch.is_autocast_enabled(kind):
-            return NotImplemented
-    return op.decompose(*args, **kwargs)
+    return NotImplemented if is_cast_by_autocast(op) else op.decompose(*args, **kwargs)
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """Hide the fakes from dispatch modes and saved-tensor hooks that are active around the first call of a model."""
-    autograd: Any = torch._C._autograd
-    hooks = []
-    while (hook := autograd._top_saved_tensors_default_hooks(True)) is not None:
-        hooks.append(hook)
-        autograd._pop_saved_tensors_default_hooks()
-    try:
-        with _disable_current_modes():
-            yield
-    finally:
-        for hook in reversed(hooks):
-            autograd._push_saved_tensors_default_hooks(*hook)
-
-
-def is_tracing() -> bool:
-    """Whether operators are being recorded here, in this thread, and not within an operator."""
-    return get_proxy_mode() is not None
-
-
-def tracer_of() -> Any:
-    mode = get_proxy_mode()
-    assert mode is not None
-    return mode.tracer
-
-
-def node_of(x: Tensor) -> torch.fx.Node:
-    """The node whose value is `x`, in the graph that is being made."""
-    return get_proxy_slot(x, tracer_of()).proxy.node
+    with without_saved_tensor_hooks(), without_modes():
+        yield
 
 
 @contextmanager
@@ -191,7 +144,7 @@ def numbers_needed() -> Iterator[list[Exception]]:
 
 
 def is_fake(x: object) -> bool:
-    return isinstance(x, FakeTensor)
+    return isinstance(x, TracedTensor)
 
 
 @contextmanager
@@ -210,9 +163,9 @@ def kept_fakes(fakes: Fakes, graphs: Sequence[torch.fx.Graph]) -> list[Tensor]:
     """The fakes of a recording that are referenced from outside its graphs."""
     gc.collect(0)  # frees reference cycles; survivors move to generation 1
     ours = {id(x) for graph in graphs for node in graph.nodes for x in flatten(node.meta.get("val"))[0]}
-    ours |= {id(x) for x in fakes.mode.fake_tensor_converter.tensor_memo.values()}
+    ours |= set(map(id, fakes_of(fakes.mode)))
     made = gc.get_objects(generation=1)
-    return [x for x in made if type(x) is FakeTensor and x.fake_mode is fakes.mode and id(x) not in ours]
+    return [x for x in made if type(x) is TracedTensor and x.fake_mode is fakes.mode and id(x) not in ours]
 
 
 def owner_of(fake: Tensor, besides: object) -> str:

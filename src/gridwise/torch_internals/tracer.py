@@ -1,0 +1,65 @@
+"""Torch's tracer beneath `torch.export`, and the fake tensors that it runs on. Importing this takes seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+from unittest.mock import patch
+
+import torch.fx
+from torch import Tensor
+from torch._decomp import decompositions
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch._subclasses.fake_tensor import FakeTensor as TracedTensor
+from torch._subclasses.fake_tensor import FakeTensorMode as TracedTensorMode
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+from torch.fx.experimental.proxy_tensor import make_fx as make_fx
+
+__all__ = ["NEEDS_NUMBERS", "TracedTensor", "TracedTensorMode", "make_fx"]
+
+NEEDS_NUMBERS = (DataDependentOutputException, DynamicOutputShapeException)
+"""Raised by an operator whose result, or the size of it, depends on the values of a tensor; a fake has none."""
+
+
+def is_tracing() -> bool:
+    """Whether operators are being recorded here, in this thread, and not within an operator."""
+    return get_proxy_mode() is not None
+
+
+def current_tracer() -> Any:
+    mode = get_proxy_mode()
+    assert mode is not None
+    return mode.tracer
+
+
+def node_of(x: Tensor) -> torch.fx.Node:
+    """The node whose value is `x`, in the graph that is being made."""
+    return get_proxy_slot(x, current_tracer()).proxy.node
+
+
+def fakes_of(mode: TracedTensorMode) -> list[Tensor]:
+    """The fakes that a mode keeps itself, of real tensors."""
+    return list(mode.fake_tensor_converter.tensor_memo.values())
+
+
+def as_if_not_traced() -> AbstractContextManager[object]:
+    """Clear torch's flag that symbolic tracing is on, which a model may read; the flag is one of a thread since 2.14."""
+    tracing: Any = torch.fx._symbolic_trace
+    if hasattr(tracing, "_is_fx_tracing_context"):
+        return tracing._is_fx_tracing_context(False)
+    return patch.object(tracing, "_is_fx_tracing_flag", False)
+
+
+def lstm_states_fixed(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> AbstractContextManager[object]:
+    """In torch 2.11, an LSTM gives the final states of fakes a dim too many, and is replaced in the body."""
+    if not str(torch.__version__).startswith("2.11."):
+        return nullcontext()
+    torchs = decompositions.one_layer_lstm
+
+    def one_layer_lstm(*args: Any, **kwargs: Any) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        outputs, states = torchs(*args, **kwargs)
+        h, c = (state.squeeze(0) if state.dim() == 3 else state for state in states)
+        return outputs, (h, c)
+
+    return patch.object(decompositions, "one_layer_lstm", around(one_layer_lstm))

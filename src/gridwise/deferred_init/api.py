@@ -32,6 +32,7 @@ from gridwise.fake.parameters import FakeUninitialized, parameters_of
 from gridwise.fake.tensor import FakeTensor
 from gridwise.grid import Box
 from gridwise.progress import ProgressBar
+from gridwise.torch_internals.modules import refresh_rnn
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -251,7 +252,7 @@ def materialize_module(
         place[name] = uninitialized(tensor) if isinstance(tensor, FakeUninitialized) else real_of(tensor)
     for owner in chosen:
         if isinstance(owner, nn.RNNBase) and not buffers_only:
-            owner._init_flat_weights()  # it keeps weak references to its parameters
+            refresh_rnn(owner)  # it keeps weak references to its parameters
 
 
 def _blocks(module: nn.Module, tensors: list[Tensor], layout: Layout, rank: int | None) -> list[tuple[FakeTensor, Box]]:

@@ -27,6 +27,7 @@ from gridwise.fake.parameters import FakeUninitialized
 from gridwise.fake.tensor import FakeTensor
 from gridwise.grid import Box
 from gridwise.progress import ProgressBar
+from gridwise.torch_internals.tensors import as_class, copy_hooks, is_held_elsewhere, storage_if_alive
 
 _OWN = (
     "dispatcher",
@@ -170,7 +171,7 @@ def _storages(values: list[Value], bar: ProgressBar | None) -> dict[Cell, Tensor
     missing: dict[Cell, Value] = {}
     for value in values:
         cell = value.cell
-        storage = None if cell.made is None else torch.UntypedStorage._new_with_weak_ptr(cell.made.cdata)
+        storage = None if cell.made is None else storage_if_alive(cell.made.cdata)
         if storage is not None:
             found[cell] = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
         else:
@@ -189,7 +190,7 @@ def _as_parameter(real: Tensor, fake: FakeTensor) -> Tensor:
     """`real` as an instance of the class that the fake stands for."""
     if getattr(fake, "_is_param", False):
         cls = fake.__dict__.get("parameter_class", nn.Parameter)
-        return torch.Tensor._make_subclass(cls, real, fake.requires_grad)
+        return as_class(real, cls, fake.requires_grad)
     return real.requires_grad_(fake.requires_grad and fake.grad_fn is None)
 
 
@@ -198,10 +199,7 @@ def _with_user_attributes(real: Tensor, fake: FakeTensor) -> Tensor:
     for name, attribute in fake.__dict__.items():
         if name not in _OWN:
             setattr(real, name, attribute)
-    if fake._backward_hooks is not None and fake.grad_fn is None:
-        real._backward_hooks = fake._backward_hooks
-    if fake._post_accumulate_grad_hooks is not None:
-        real._post_accumulate_grad_hooks = fake._post_accumulate_grad_hooks
+    copy_hooks(real, fake)
     return real
 
 
@@ -225,7 +223,7 @@ def _swap_in(fakes: list[FakeTensor], reals: list[Tensor]) -> None:
 
 
 def _swap(fake: FakeTensor, real: Tensor) -> bool:
-    if real._use_count() > 1:  # type: ignore[attr-defined]  # an autograd graph holds it, and swapping would corrupt it
+    if is_held_elsewhere(real):  # an autograd graph holds it, and swapping would corrupt it
         return False
     try:
         torch.utils.swap_tensors(fake, real)

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gridwise.torch_internals.tensors import with_lazy_bits
+
 META = torch.device("meta")
 
 
@@ -35,11 +37,7 @@ def on_storage(storage: torch.UntypedStorage, target: Geometry) -> Tensor:
     """A tensor of the given geometry on this storage."""
     new = torch.empty(0, dtype=target.dtype, device=storage.device)
     new.set_(storage, target.offset, target.size, target.stride)
-    if target.conjugate:
-        torch._C._set_conj(new, True)
-    if target.negative:
-        torch._C._set_neg(new, True)
-    return new
+    return with_lazy_bits(new, target.conjugate, target.negative)
 
 
 def with_geometry(tensor: Tensor, target: Geometry) -> Tensor:

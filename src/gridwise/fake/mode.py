@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from gridwise.fake.dispatch import PLAIN, PLAIN_CUDA, FakeDispatcher, operator
 from gridwise.fake.nested import Args, Kwargs, tensors_in
 from gridwise.fake.parameters import DispatchersOfThread, parameters_of
 from gridwise.fake.tensor import FakeTensor
+from gridwise.torch_internals.modes import TorchDispatchMode, answer_for_devices, without_device_guards
 from gridwise.torch_internals.operators import OpOverload
 
 aten = torch.ops.aten
@@ -35,7 +35,7 @@ class FakeFactories(TorchDispatchMode):
         self.shortcuts = dispatcher.shortcuts()
         if dispatcher.pretends_devices and not _active.dispatchers and not torch.cuda.is_available():
             # Torch initialises CUDA while it parses `ones(device="cuda")`, unless a mode with this key is active.
-            self._mode_key = torch._C._TorchDispatchModeKey.FAKE
+            answer_for_devices(self)
 
     def __torch_dispatch__(self, func: OpOverload, types: object, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         kwargs = kwargs or {}
@@ -97,10 +97,5 @@ def pretended_cuda(dispatcher: FakeDispatcher) -> Iterator[None]:
     if not dispatcher.fake_cuda or torch.cuda.is_available():
         yield
         return
-    torch._C._ensureCUDADeviceGuardSet()
-    before = torch._C._only_lift_cpu_tensors()
-    torch._C._set_only_lift_cpu_tensors(True)
-    try:
+    with without_device_guards():
         yield
-    finally:
-        torch._C._set_only_lift_cpu_tensors(before)

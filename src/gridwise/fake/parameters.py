@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from gridwise.fake.tensor import FakeTensor, UnguardedFake
+from gridwise.torch_internals.modes import without_modes
+from gridwise.torch_internals.tensors import as_class
 
 if TYPE_CHECKING:
     from gridwise.fake.dispatch import FakeDispatcher
@@ -78,9 +80,9 @@ def make_uninitialized(
 ) -> Any:
     if device is None:
         device = torch.empty(0).given_device  # type: ignore[attr-defined]  # the mode's default device
-    with torch.utils._python_dispatch._disable_current_modes():
+    with without_modes():
         data = torch.empty(0, dtype=dtype, device="cpu")
-        made = torch.Tensor._make_subclass(cls, data, requires_grad)
+        made = as_class(data, cls, requires_grad)
     made.dispatcher = dispatcher
     made.pretended = torch.device(device)
     if persistent is not None:

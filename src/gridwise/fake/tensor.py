@@ -22,7 +22,9 @@ from gridwise.errors import FakeTensorError
 from gridwise.fake import indexing
 from gridwise.fake.geometry import geometry
 from gridwise.fake.nested import Args, Kwargs, tensors_in
+from gridwise.torch_internals.modes import no_torch_function, without_torch_function
 from gridwise.torch_internals.operators import OpOverload
+from gridwise.torch_internals.tensors import storage_key, wrapper_of
 
 if TYPE_CHECKING:
     from gridwise.fake.dispatch import FakeDispatcher
@@ -33,7 +35,7 @@ _native_data = torch.Tensor.data  # the C++ property
 class FakeTensor(Tensor):
     """A tensor without data. Made by `fake_mode` and by `gridwise.deferred_init`, never by hand."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # handled below autograd
+    __torch_function__ = no_torch_function  # handled below autograd
 
     is_fake = True
     dispatcher: FakeDispatcher
@@ -155,7 +157,7 @@ class FakeTensor(Tensor):
         if getattr(self, "_is_param", False):
             return self.detach().clone(memory_format=torch.preserve_format)
         # Deep-copying a plain tensor copies its storage, once for all views of it that are copied together.
-        storage = self.meta.untyped_storage()._cdata
+        storage = storage_key(self.meta)
         if storage not in memo:
             memo[storage] = self.dispatcher.copy_storage(self)
         whole = memo[storage]
@@ -202,11 +204,11 @@ class UnguardedFake(FakeTensor):
     """
 
     @classmethod
-    def __torch_function__(  # type: ignore[override]
+    def __torch_function__(
         cls, func: Callable[..., Any], types: object, args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        with torch._C.DisableTorchFunctionSubclass():
+        with without_torch_function():
             if not torch.is_grad_enabled() or not any(x.requires_grad for x in tensors_in(args, kwargs)):
                 return func(*args, **kwargs)
             name = getattr(func, "__name__", "")
@@ -246,22 +248,12 @@ _RECORDED_METHODS = frozenset(
 
 def make_fake(dispatcher: FakeDispatcher, meta: Tensor, device: torch.device, value: Any = None) -> FakeTensor:
     """A fake with the geometry of `meta` that reports `device` as its device."""
-    fake: FakeTensor = torch.Tensor._make_wrapper_subclass(
-        UnguardedFake if device.type == "cuda" and not torch.backends.cuda.is_built() else FakeTensor,
-        meta.shape,
-        meta.stride(),
-        meta.storage_offset(),
-        dtype=meta.dtype,
-        device=device if device.type == "cpu" else _with_index(device),
-    )
+    kind = UnguardedFake if device.type == "cuda" and not torch.backends.cuda.is_built() else FakeTensor
+    fake: FakeTensor = wrapper_of(kind, meta, device if device.type == "cpu" else _with_index(device))
     fake.dispatcher = dispatcher
     fake.meta = meta
     fake.given_device = device
     fake.value = value
-    if meta.is_complex() and meta.is_conj():
-        torch._C._set_conj(fake, True)
-    if meta.is_neg():
-        torch._C._set_neg(fake, True)
     return fake
 
 

@@ -20,9 +20,9 @@ from itertools import cycle
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.algorithms._comm_hooks import default
 
 from ..errors import PartitionError
+from ..torch_internals.comm_hooks import DefaultState, allreduce_hook
 from .slowmo_hook import own_node
 
 NOBODY = -1
@@ -41,7 +41,7 @@ class Topology(Enum):
     DISSEMINATION = auto()
 
 
-class GossipGraDState(default.DefaultState):
+class GossipGraDState(DefaultState):
     """Which workers exchange gradients, and the step that they are in.
 
     Parameters
@@ -134,7 +134,7 @@ def gossip_grad_hook(state: GossipGraDState, grad: Tensor) -> None:
         state.cur_topology = next(state.topologies)
     alone = state.local_process_group.size() == 1
     if not alone:
-        default.allreduce_hook(state, grad)
+        allreduce_hook(state, grad)
     if state.rank == state.master_worker and state.num_nodes > 1:
         _exchange(state, grad, step % state.gossip_period)
     if not alone:

@@ -6,10 +6,11 @@ import os
 
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.algorithms._comm_hooks import default
+
+from ..torch_internals.comm_hooks import DefaultState, allreduce_hook
 
 
-class SlowMoState(default.DefaultState):
+class SlowMoState(DefaultState):
     """The workers that gradients are averaged over.
 
     Parameters
@@ -41,7 +42,7 @@ def slowmo_hook(state: SlowMoState, grad: Tensor) -> None:
     >>> model.register_comm_hook(state, gridwise.optim.slowmo_hook)  # doctest: +SKIP
     """
     if state.sync_grads:
-        default.allreduce_hook(state, grad)
+        allreduce_hook(state, grad)
 
 
 def own_node() -> tuple[dist.ProcessGroup, int]:

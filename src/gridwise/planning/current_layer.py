@@ -11,11 +11,10 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from ..grid import Layout, Route
 from ..models.placement import Cut
 from ..models.program import Step
+from ..torch_internals.autograd import current_node, next_number, number_of
 from .halos import LayerHalo
 from .layer_names import OUTSIDE, layer_of
 
@@ -50,7 +49,7 @@ class CurrentLayer:
 
     def watch(self, step: Step) -> Callable[..., Any]:
         """A function that runs the step and makes its layer the current one meanwhile."""
-        if step.name and torch._C._current_autograd_node() is None:
+        if step.name and current_node() is None:
             self._steps_run[id(step)].append(step)
             name = layer_of(step.name)
             self.names[name] = None
@@ -82,15 +81,15 @@ class CurrentLayer:
 
     def _enter(self, name: str) -> None:
         self._now = name
-        if torch._C._current_autograd_node() is not None:
+        if current_node() is not None:
             return  # run again for a checkpoint: backward goes on through the nodes of forward, and each thread counts its own
-        self._starts.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
+        self._starts.append(next_number())
         self._layers.append(name)
 
     def current(self) -> str:
         """The layer that an operator called now belongs to."""
         if self._now is not OUTSIDE:
             return self._now
-        node = torch._C._current_autograd_node()
-        number = UNORDERED_NODES if node is None else node._sequence_nr()
+        node = current_node()
+        number = UNORDERED_NODES if node is None else number_of(node)
         return self._layers[bisect_right(self._starts, number) - 1] if number < UNORDERED_NODES else OUTSIDE

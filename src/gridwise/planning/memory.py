@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, UntypedStorage
 
+from ..torch_internals.tensors import storage_key
+
 Place = tuple[str, str]
 """A layer and a phase."""
 BLOCKS = {"cpu": 1, "cuda": 512}
@@ -78,7 +80,7 @@ class Memory:
     def _follow(self, tensor: Tensor, what: tuple[int, Place] | None) -> bool:
         """Track the storage of a tensor; return whether it is new."""
         storage = tensor.untyped_storage()
-        key = storage._cdata
+        key = storage_key(storage)
         if key in self._followed:
             return False
 

@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from ..models.program import watched_steps
 from ..models.recording.recording import tensors_in
+from ..torch_internals.modes import TorchDispatchMode
 from ..torch_internals.operators import OpOverload
 from .convolutions import Convolution
 from .current_layer import CurrentLayer

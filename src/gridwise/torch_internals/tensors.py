@@ -63,7 +63,7 @@ def has_hooks(x: Tensor) -> bool:
     return bool(x._backward_hooks or getattr(x, "_post_accumulate_grad_hooks", None))
 
 
-def is_held_by_autograd(x: Tensor) -> bool:
+def is_held_elsewhere(x: Tensor) -> bool:
     """Whether more than the Python object refers to a tensor."""
     return x._use_count() > 1  # type: ignore[attr-defined]
 

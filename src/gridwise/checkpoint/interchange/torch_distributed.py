@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CheckpointError
+from ...torch_internals.distributed import read_whole
 
 OPTIMISER = {"state", "param_groups"}
 
@@ -27,13 +28,9 @@ def read_torch_distributed(path: Path, trust: bool) -> dict[str, Any]:
             "files contain.\n  fix: if you know who wrote it, `trust=True` (`--trust`)."
         )
     from torch.distributed.checkpoint.api import CheckpointException
-    from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
-    from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
-    state: dict[str, Any] = {}
     try:
-        _load_state_dict(state, FileSystemReader(path), planner=_EmptyStateDictLoadPlanner(), no_dist=True)
+        state = read_whole(path)
     except CheckpointException as error:
         raise CheckpointError(f"{path} cannot be read by torch.distributed.checkpoint: {error}") from None
     return from_torch(state)

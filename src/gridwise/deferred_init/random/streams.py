@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from gridwise.deferred_init.random.draws import Kind, counts_are_known, draw_count
 from gridwise.deferred_init.random.generator import (
@@ -28,8 +27,10 @@ from gridwise.deferred_init.random.generator import (
     without_sample,
 )
 from gridwise.errors import DeferredInitError
+from gridwise.torch_internals.modes import without_modes
+from gridwise.torch_internals.tensors import default_generator, generator_key
 
-DEFAULT: torch.Generator = torch._C.default_generator  # the real one, even while `torch.default_generator` is replaced
+DEFAULT = default_generator  # the real one, even while `torch.default_generator` is replaced
 GENERATOR_LOCK = threading.RLock()  # held to read or move the default generator: several threads may materialise
 AT_START = -1  # a `sample_at`: the left-over normal sample is that of the stream's first state
 
@@ -132,7 +133,7 @@ class DrawCounter:
 
     def settle(self) -> None:
         """Advance the generator to where drawing would have left it."""
-        with GENERATOR_LOCK, _disable_current_modes():  # a constructor may call this, while recording
+        with GENERATOR_LOCK, without_modes():  # a constructor may call this, while recording
             self.resync()
             if self.draws or self.sample_at != self.stream.first_sample():
                 state = self.stream.state_at(self.draws, self.sample_at)
@@ -193,7 +194,7 @@ def watched(counter: DrawCounter) -> Iterator[None]:
 def generator_for(argument: torch.Generator | None, device: torch.device) -> torch.Generator:
     """The generator that an operator on `device` draws from."""
     if argument is not None:  # torch wraps it anew for every operator, so compare addresses
-        return DEFAULT if argument._cdata in (DEFAULT._cdata, WATCHER._cdata) else argument  # type: ignore[attr-defined]
+        return DEFAULT if generator_key(argument) in map(generator_key, (DEFAULT, WATCHER)) else argument
     if device.type == "cuda":
         torch.cuda.init()
         return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]

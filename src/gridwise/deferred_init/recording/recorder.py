@@ -14,7 +14,6 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from gridwise.deferred_init.random.streams import DrawCounter, generator_for
 from gridwise.deferred_init.recording.marking import FILLS, OVERWRITES, mark_for
@@ -35,7 +34,9 @@ from gridwise.fake.geometry import Geometry, geometry, storage_copy, with_geomet
 from gridwise.fake.meta_device import pretended_device
 from gridwise.fake.nested import Args, Kwargs, mapped, tensors_in
 from gridwise.fake.tensor import FakeTensor, make_fake
+from gridwise.torch_internals.modes import without_modes
 from gridwise.torch_internals.operators import OpOverload
+from gridwise.torch_internals.tensors import storage_key, version_of
 
 aten = torch.ops.aten
 
@@ -115,7 +116,7 @@ class Recorder(FakeDispatcher):
     def run_whole(self, function: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
         """The result of a function of torch, recorded as one operator, without gradients."""
         device = next(x for x in tensors_in(args, kwargs) if isinstance(x, FakeTensor)).given_device
-        with _disable_current_modes(), pretended_device(device):
+        with without_modes(), pretended_device(device):
             result = function(*mapped(to_meta, args), **mapped(to_meta, kwargs))
         return self.remember(result, device, (), {}, TapeNode(function, mapped(record, args), mapped(record, kwargs)))
 
@@ -132,14 +133,14 @@ class Recorder(FakeDispatcher):
         if not isinstance(result, Tensor | list | tuple):
             return result
         cells: dict[int, Cell] = {
-            t.meta.untyped_storage()._cdata: t.value.cell for t in tensors_in(args, kwargs) if isinstance(t, FakeTensor)
+            storage_key(t.meta): t.value.cell for t in tensors_in(args, kwargs) if isinstance(t, FakeTensor)
         }
 
         def one(item: object) -> object:
             if not isinstance(item, Tensor):
                 node.outputs.append(None)
                 return item
-            storage = item.untyped_storage()._cdata
+            storage = storage_key(item)
             cell = cells.get(storage)
             if cell is None:
                 cell = cells[storage] = Cell()
@@ -176,12 +177,12 @@ class Recorder(FakeDispatcher):
         return self.new_cell(literal, (External.of(real),), without_data(real), real.device)
 
     def fake_on_shared_storage(self, real: Tensor) -> FakeTensor:
-        known = self._fakes_by_storage.get(real.untyped_storage()._cdata)
+        known = self._fakes_by_storage.get(storage_key(real))
         if known is None:
-            kept = External(real, real._version, None)
+            kept = External(real, version_of(real), None)
             known = self.new_cell(literal, (kept,), without_data(real), real.device)
             if self.counter is not None:
-                self._fakes_by_storage[real.untyped_storage()._cdata] = known
+                self._fakes_by_storage[storage_key(real)] = known
         return known if geometry(known.meta) == geometry(real) else self.restride(known, geometry(real))
 
     def read(self, fake: FakeTensor, asked: str) -> Tensor:

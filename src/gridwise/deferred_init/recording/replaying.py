@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from gridwise.deferred_init.random.generator import generator_at
 from gridwise.deferred_init.random.streams import DEFAULT, GENERATOR_LOCK, Mark
@@ -26,6 +25,7 @@ from gridwise.deferred_init.recording.tape import Cell, External, TapeNode, Valu
 from gridwise.fake.geometry import geometry, on_storage
 from gridwise.fake.nested import Args, Kwargs, leaves, mapped
 from gridwise.progress import ProgressBar
+from gridwise.torch_internals.modes import without_modes
 from gridwise.torch_internals.operators import OpOverload, schema_of
 
 
@@ -69,7 +69,7 @@ def replaying() -> Iterator[None]:
     """In the body: one thread at a time, no dispatch modes, no autocast."""
     with (
         GENERATOR_LOCK,
-        _disable_current_modes(),
+        without_modes(),
         torch.autocast("cpu", enabled=False),
         torch.autocast("cuda", enabled=False),
         torch.inference_mode(False),

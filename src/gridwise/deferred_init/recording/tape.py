@@ -23,6 +23,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from gridwise.deferred_init.random.streams import Mark
 from gridwise.errors import DeferredInitError
 from gridwise.fake.nested import Args, Kwargs, leaves
+from gridwise.torch_internals.tensors import version_of
 
 _clock = itertools.count(1)
 
@@ -60,12 +61,12 @@ class External:
 
     @classmethod
     def of(cls, tensor: Tensor) -> External:
-        return cls(tensor, tensor._version, _digest(tensor) if _is_borrowed(tensor) else None)
+        return cls(tensor, version_of(tensor), _digest(tensor) if _is_borrowed(tensor) else None)
 
     def checked(self) -> Tensor:
         """The tensor; raises if it has changed."""
-        if self.tensor._version != self.version:
-            how = f"updated in-place: version {self.version} then, {self.tensor._version} now"
+        if version_of(self.tensor) != self.version:
+            how = f"updated in-place: version {self.version} then, {version_of(self.tensor)} now"
         elif self.digest is not None and self.digest != _digest(self.tensor):
             how = "changed through other references to its memory, such as a numpy array"
         else:

@@ -28,7 +28,6 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...comm.launching import find
 from ...comm.messages import wire_dtypes
@@ -37,6 +36,8 @@ from ...comm.transports.base import Team, Transport
 from ...errors import PartitionError
 from ...local_path import local_path
 from ...models.program import watched_steps
+from ...torch_internals.autograd import current_node
+from ...torch_internals.modes import TorchDispatchMode
 from ...torch_internals.operators import OpOverload
 from ..current_layer import CurrentLayer
 from ..layer_names import layer_of
@@ -209,4 +210,4 @@ def _summed(nbytes: int, team: Team) -> int:
 
 
 def _phase() -> str:
-    return FORWARD if torch._C._current_autograd_node() is None else BACKWARD
+    return FORWARD if current_node() is None else BACKWARD

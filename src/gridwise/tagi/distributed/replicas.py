@@ -18,12 +18,12 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from ...comm.messages.requests import Request
 from ...comm.transports.base import Team, Transport
 from ...errors import PartitionError
 from ...nn.engine.agreement import Ballot, agree_call, gather_lines, key_of
+from ...torch_internals.autograd import flattened, unflattened
 from ..inference.products import wide_type
 from ..nn.base_layer import BaseLayer, ParametricLayer, setting_names
 from ..nn.batch_norm import BatchNorm2d
@@ -146,14 +146,14 @@ class Replicas:
             self._post_bucket()
         for pending, flat, items in self._posted:
             pending.wait()
-            parts = _unflatten_dense_tensors(flat.view(-1), [value for value, _ in items])
+            parts = unflattened(flat.view(-1), [value for value, _ in items])
             for (value, put), part in zip(items, parts, strict=True):
                 put(part.to(value.dtype))
         self._posted = []
 
     def _post_bucket(self) -> None:
         items, self._bucket = self._bucket, []
-        flat = _flatten_dense_tensors([value for value, _ in items])
+        flat = flattened([value for value, _ in items])
         self._post(flat.float() if flat.itemsize < 4 else flat, items)
 
     def _post(self, flat: Tensor, items: list[Item]) -> None:
@@ -206,6 +206,6 @@ def _copy_from_first(tensors: Sequence[Tensor], transport: Transport, team: Team
             small.append(tensor.detach())
     for dtype in dict.fromkeys(tensor.dtype for tensor in small):  # in the same order on all workers
         together = [tensor for tensor in small if tensor.dtype == dtype]
-        flat = _flatten_dense_tensors(together)
+        flat = flattened(together)
         transport.copy_from(flat, team[0], team, what)
-        torch._foreach_copy_(together, list(_unflatten_dense_tensors(flat, together)))
+        torch._foreach_copy_(together, list(unflattened(flat, together)))

@@ -26,6 +26,7 @@ from torch.fx import GraphModule
 
 from ...errors import UnsupportedError
 from ...log import logger
+from ...torch_internals.compiler import machine_code
 from ..nn.base_layer import BaseLayer, setting_names
 from ..nn.gaussian import Gaussian
 from ..nn.sequential import Sequential
@@ -236,7 +237,7 @@ def _compiled(graph: GraphModule, tensors: Tensors) -> Callable[..., Tensors] | 
     why = "Triton is not installed" if cuda and find_spec("triton") is None else None
     if why is None:
         try:
-            return torch._inductor.compile(graph, list(tensors), options=_TRITON if cuda else _CPP)
+            return machine_code(graph, tensors, _TRITON if cuda else _CPP)
         except Exception as error:  # a tool chain may raise anything; the step itself was traced without error
             why = str(error)
     logger.warning(

@@ -19,7 +19,7 @@ import torch
 
 from ..comm.supervision.matching_calls import key_of, raise_mismatch
 from ..comm.transports.base import Team, Transport
-from ..errors import CheckpointError, PartitionError
+from ..errors import CheckpointError, CheckpointMismatch, PartitionError
 from ..partition import Partition, world
 
 Result = TypeVar("Result")
@@ -135,6 +135,16 @@ class Consensus:
         if words[0] != -words[1]:
             raise_mismatch(self.transport, self.team, self.what, key)
         return bool(words[2] == -words[3]), int(words[4])
+
+    def check_one_path(self, path: Path, same: Callable[[Path], object] = str) -> None:
+        """Raise on all workers unless they gave one path, as far as `same` tells; only needed once something is wrong."""
+        given = [Path(each) for each in self.gather_json(str(path))]
+        if len({same(each) for each in given}) > 1:
+            raise CheckpointMismatch(
+                f"{self.what.partition(' ')[0]}: the workers gave different paths.",
+                shortened([f"worker {rank}: {each}" for rank, each in zip(self.team, given, strict=True)]),
+                "give all of them one path, on a file system that they share: each has its own part there.",
+            )
 
     def gather_json(self, message: object) -> list[Any]:
         """The messages of all workers, in the order of the team, on every worker."""

@@ -87,6 +87,33 @@ def test_from_a_safetensors_file_of_another_tool(tmp_path: Path) -> None:
     assert same(found, checkpoint.read(tmp_path / "m.safetensors"))
 
 
+def test_the_smallest_floats_in_files_of_others(tmp_path: Path) -> None:
+    """Two numbers of F4 share a byte, which is one element in torch."""
+    file, numbers = tmp_path / "a.safetensors", torch.arange(24, dtype=torch.uint8).view(4, 6)
+    tensors = {"scale": numbers.clone().view(torch.float8_e8m0fnu), "pairs": numbers.view(torch.float4_e2m1fn_x2)}
+    safetensors.torch.save_file(tensors, file)
+    checkpoint.save(tmp_path / "c", {"m": checkpoint.read(file)})
+    assert checkpoint.show(file).tensors()[2][2] == "4 x 6"
+    checkpoint.convert(tmp_path / "c", tmp_path / "again.safetensors", prefix="m")
+    for found in (
+        checkpoint.read(file),
+        safetensors.torch.load_file(tmp_path / "again.safetensors"),
+        safetensors.torch.load_file(file),
+    ):
+        for name, x in tensors.items():
+            assert (found[name].dtype, found[name].shape) == (x.dtype, x.shape)
+            assert torch.equal(found[name].view(torch.uint8), numbers)
+    with pytest.raises(CheckpointMismatch, match="float4"):
+        checkpoint.load(file, {"pairs": torch.zeros(4, 6)}, cast=True)
+    checkpoint.save(tmp_path / "d", {"x": tensors["pairs"][0, 0]})
+    with pytest.raises(CheckpointMismatch, match="without dims"):
+        checkpoint.convert(tmp_path / "d", tmp_path / "d.safetensors")
+    odd = file.read_bytes().replace(b'"shape":[4,12]', b'"shape":[8,03]').replace(b"03", b" 3")
+    file.write_bytes(odd)
+    with pytest.raises(CheckpointDamaged, match="share a byte"):
+        checkpoint.read(file)
+
+
 def test_data_files_open_in_safetensors(saved: Path) -> None:
     found: dict[str, torch.Tensor] = {}
     for file in saved.glob("data-*/*.safetensors"):

@@ -15,7 +15,7 @@ from gridwise import checkpoint
 from gridwise.checkpoint.format.manifest_parser import read_manifest_bytes
 from gridwise.checkpoint.reading import loading
 from gridwise.checkpoint.reading.reader import Reader
-from gridwise.errors import CheckpointDamaged, CheckpointMismatch, CheckpointNotFound
+from gridwise.errors import CheckpointDamaged, CheckpointMismatch, CheckpointNotFound, CheckpointWriteFailed
 from gridwise.partition import Partition
 
 WORKERS = 3
@@ -161,3 +161,30 @@ def test_two_names_of_a_tensor_that_is_filled_in_pieces(tmp_path: Path, name: st
     assert shared.unique().tolist() == [9.0]
     checkpoint.load(tmp_path / name, {"b": shared, "c": shared}, cast=True)
     assert torch.equal(shared.float(), state["b"])
+
+
+@pytest.mark.parametrize("last", ["b", "nothing"])
+def test_workers_with_different_paths_are_told_so(tmp_path: Path, last: str) -> None:
+    for name in "ab":
+        saved(tmp_path / name, ord(name))
+    into = [torch.zeros(4) for _ in range(WORKERS)]
+
+    def load(P: Partition) -> None:
+        checkpoint.load(tmp_path / ("a" if P.rank < WORKERS - 1 else last), {"x": into[P.rank]}, P)
+
+    errors = crew_errors(WORKERS, load)
+    assert len({str(error) for error in errors}) == 1
+    with pytest.raises(CheckpointMismatch, match=rf"different paths(.|\n)*worker 0: .*a\n(.|\n)*worker 2: .*{last}\n"):
+        raise errors[0]  # type: ignore[misc]
+    assert not any(x.any() for x in into)
+
+
+def test_workers_with_file_systems_of_their_own_are_told_so(tmp_path: Path) -> None:
+    for write in (checkpoint.save, checkpoint.export):
+        errors = crew_errors(
+            2, lambda P, write=write: write(tmp_path / f"{P.rank}" / "c", {"x": torch.ones(4), "y": torch.ones(4)}, P)
+        )
+        with pytest.raises(
+            CheckpointWriteFailed, match=r"worker 1: there is no .*1/c(.|\n)*a file system that they share"
+        ):
+            raise errors[0]  # type: ignore[misc]

@@ -105,12 +105,14 @@ def test_non_contiguous_and_odd_tensors_are_filled_in_place(tmp_path: Path) -> N
         "strided": torch.arange(20)[::3],
         "half": torch.randn(5).half(),
         "small float": torch.randn(4).to(torch.float8_e4m3fn),
+        "exponents": torch.arange(4, dtype=torch.uint8).view(torch.float8_e8m0fnu),
+        "pairs": torch.arange(6, dtype=torch.uint8).view(torch.float4_e2m1fn_x2).view(2, 3).t(),
         "wide": torch.tensor([2**60], dtype=torch.uint64),
         "complex": torch.randn(3, dtype=torch.complex64).conj(),
         "scalar": torch.tensor(True),
     }
     checkpoint.save(tmp_path / "c", values)
-    into = {key: torch.zeros_like(value) for key, value in values.items()}
+    into = {key: torch.empty_like(value) for key, value in values.items()}
     into["turned"] = torch.zeros(4, 3)
     into["strided"] = torch.zeros(14, dtype=torch.int64)[::2]
     checkpoint.load(tmp_path / "c", into)

@@ -14,6 +14,7 @@ Checksums are computed while the bytes are written, from the tensors' own memory
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 from collections.abc import Iterable, Sequence
@@ -196,6 +197,8 @@ def header_of(blocks: Sequence[Block], metadata: dict[str, str], pack_from: int 
 def _entry(code: str, shape: Shape, start: int, stop: int) -> str:
     if code == "C128":
         code, shape = "F64", (*shape, 2)
+    elif code == "F4":
+        shape = (*shape[:-1], 2 * math.prod(shape[-1:]))
     return f'{{"dtype":"{code}","shape":[{",".join(map(str, shape))}],"data_offsets":[{start},{stop}]}}'
 
 

@@ -48,6 +48,8 @@ DTYPES: dict[str, torch.dtype] = {
     "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
     "F8_E5M2": torch.float8_e5m2,
     "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "F4": torch.float4_e2m1fn_x2,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
     "F32": torch.float32,
@@ -55,7 +57,10 @@ DTYPES: dict[str, torch.dtype] = {
     "C64": torch.complex64,
     "C128": torch.complex128,
 }
-"""The dtypes by their safetensors names; C128 is our own, and its data is F64 with an extra last dim of 2."""
+"""The dtypes by their safetensors names; C128 is our own, and its data is F64 with an extra last dim of 2.
+
+Two numbers of F4 share a byte, which is one element of torch's tensor: headers of files count the numbers, in the last dim.
+"""
 
 CODES = {dtype: code for code, dtype in DTYPES.items()}
 ITEMSIZE = {code: dtype.itemsize for code, dtype in DTYPES.items()}

@@ -215,6 +215,10 @@ def _entry(name: str, entry: object) -> tuple[str, Shape, int, int]:
     numbers = [*shape, *offsets] if isinstance(shape, list) and isinstance(offsets, list) else [None]
     if not all(type(n) is int and 0 <= n < 2**63 for n in numbers) or len(shape) > MOST_DIMS or len(offsets) != 2:
         raise CheckpointDamaged(f"{name[:100]!r} has the shape {str(shape)[:100]} at {str(offsets)[:100]}.")
+    if code == "F4":
+        if not shape or shape[-1] % 2:
+            raise CheckpointDamaged(f"{name[:100]!r} has the shape {shape}: two numbers of F4 share a byte.")
+        shape = [*shape[:-1], shape[-1] // 2]
     nbytes = math.prod(shape) * ITEMSIZE[code]
     first, last = offsets
     if last - first != nbytes:

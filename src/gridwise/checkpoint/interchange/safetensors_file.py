@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from ...errors import CheckpointMismatch
 from .. import disk
 from ..format.chunks import chunks_of
 from ..format.data_file import Block, header_of
@@ -32,6 +33,9 @@ def write_tensors(
     target: Path, tensors: dict[str, PortableTensor], metadata: dict[str, str], progress: Progress | None
 ) -> None:
     """Write these tensors under their names, larger element sizes first."""
+    single = [name for name, x in tensors.items() if x.code == "F4" and not x.shape]
+    if single:
+        raise CheckpointMismatch(f"{single[0]!r} is a float4 tensor without dims, for which safetensors has no shape.")
     items = sorted(tensors.items(), key=lambda item: -ITEMSIZE[item[1].code])
     nothing = torch.empty(0, device="cpu")
     blocks = [Block(name, x.code, None, x.shape, nothing, 0, x.nbytes) for name, x in items]

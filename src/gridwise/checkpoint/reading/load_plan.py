@@ -110,6 +110,11 @@ class LoadPlanner:
                 f"{key!r} is {stored.dtype} in the checkpoint, {dtype} in `into`.\n"
                 "  fix: load(..., cast=True) converts, with rounding; or change the dtype of `into`."
             )
+        if stored.dtype != dtype and torch.float4_e2m1fn_x2 in (stored.dtype, dtype):
+            raise CheckpointMismatch(
+                f"{key!r} is {stored.dtype} in the checkpoint, {dtype} in `into`, and torch converts no float4.\n"
+                "  fix: an `into` of the stored dtype."
+            )
 
     def want(self, key: str, stored: StoredTensor, target: Tensor, box: Box | None, fresh: bool) -> None:
         if not target.numel():

@@ -127,6 +127,8 @@ def _started(
     try:
         alike, state = consensus.vote("gridwise.checkpoint.load", number, state)
         if alike and state == FAILED:
+            if attempt > 1:  # not all have read the manifest that is at their path
+                consensus.check_one_path(path)
             consensus.agree(error)
         if alike and state != REPLACED:
             assert reader is not None

@@ -14,19 +14,15 @@ from typing import Any
 import xxhash
 
 from ...errors import CheckpointMismatch, describe
-from ..consensus import MOST_NAMED, Consensus, shortened
+from ..consensus import MOST_NAMED, Consensus
 from ..format.chunks import checksum
 from .flatten import Flat
 
 
 def check_alike(consensus: Consensus, path: Path, flat: Flat) -> None:
     """Raise on all workers, with the first differences, unless all hold the same state and save it to one path."""
-    messages = consensus.gather_json([str(path), _listing(flat)])
-    if len({Path(given).name for given, _ in messages}) > 1:
-        lines = [f"worker {rank}: {given}" for rank, (given, _) in zip(consensus.team, messages, strict=True)]
-        fix = "give all of them one path, on a file system that they share: each writes its own part there."
-        raise CheckpointMismatch("saving: the workers gave different paths.", shortened(lines), fix)
-    everyone = [listing for _, listing in messages]
+    consensus.check_one_path(path, lambda given: given.name)
+    everyone = consensus.gather_json(_listing(flat))
     if any(list(listing.items()) != list(everyone[0].items()) for listing in everyone):
         raise CheckpointMismatch(_disagreement(consensus.what, dict(zip(consensus.team, everyone, strict=True))))
 

@@ -131,6 +131,11 @@ def start(
 def write_part(folder: Path, save_id: str, place: int, flat: Flat, shares: Shares, workers: int) -> WrittenPart:
     """Write this worker's data file, and return what is in it. No communication: any thread may call it."""
     blocks = blocks_to_write(flat, shares, place)
+    if blocks and not folder.is_dir():  # which the first worker has made
+        raise CheckpointError(
+            f"there is no {folder} here, where the first worker's part is.",
+            fix="give all workers one path, on a file system that they share.",
+        )
     written = write_data_file(folder / f"w{place}.safetensors", save_id, blocks) if blocks else None
     return written_part(flat, shares, place, workers, written)
 

@@ -225,8 +225,8 @@ class DistributedFunction(DistributedModel):
         own = self.__dict__[OWN] = GridState(torch.nn.Module, inputs.P_x)
         own.runners["forward"] = Runner(says, function, roots, inputs, gather, lambda: _all_as_written(roots))
 
-    @property
-    def _modules(self) -> dict[str, torch.nn.Module]:  # type: ignore[override]
+    @property  # type: ignore[override]
+    def _modules(self) -> dict[str, torch.nn.Module]:
         """The modules that it calls, without those that it is itself a part of: their children would never end."""
         found: dict[str, torch.nn.Module] = self.__dict__["_modules"]
         if any(self in root.modules() for root in found.values()):

@@ -75,6 +75,7 @@ CASES: dict[str, list[Function]] = {
         lambda m, x: (x.softmax(1) + x.softmax(2), x.log_softmax(-1), x.logsumexp((2, 3)), x.cumsum(2)),
         lambda m, x: (x.norm(dim=1), x.norm(), torch.linalg.vector_norm(x, dim=(2, 3)), x.prod(1), x.argmax(1)),
         lambda m, x: (x.kthvalue(2, 2)[0], x.kthvalue(1, -1, keepdim=True)[0], x.median(1)[0], x.nanmedian(3)[0]),
+        lambda m, x: (x.quantile(0.3, 1), x.nanquantile(0.5, 3, keepdim=True), *torch.std_mean(x, 1), x.mode(3)[0]),
         lambda m, x: (x.sort(2)[0], x.topk(2, 3)[0], (x > 0).any(), (x > 0).all(1), (x > 0).sum((0, 2))),
     ],
     "views": [

@@ -32,7 +32,8 @@ def kept_layout(layout: Layout, dims: Sequence[int], keepdim: bool) -> Layout:
 def reduce_whole(call: Call, dims: Sequence[int], keepdim: bool) -> Placed:
     """Make the dims whole, then reduce each block."""
     layout = call.whole(call.tensors[0], dims)
-    return Placed(Cut(kept_layout(layout, dims, keepdim)), call.locally(), [layout])
+    target = kept_layout(layout, dims, keepdim)
+    return Placed(Cut(target), call.unless_empty(call.locally(), *[target] * len(call.results)), [layout])
 
 
 @rule("sum", "mean", "nansum")

@@ -46,7 +46,7 @@ def check_entry(entry: Any, count: int) -> set[str]:
 
         if sum(x.numel() for x in tensors) <= LARGEST:
             try:
-                found |= check(function, *tensors, boxes=3)
+                found |= check(function, *tensors, boxes=3, rtol=1e-10)
             except (UnsupportedError, PartitionError):  # what cannot be recorded, or what torch itself refuses
                 continue
     return found
@@ -55,9 +55,9 @@ def check_entry(entry: Any, count: int) -> set[str]:
 @pytest.mark.filterwarnings("ignore")
 def test_a_few_of_torchs_operators() -> None:
     found: set[str] = set()
-    for entry in random.Random(1).sample(entries(), 12):
+    for entry in random.Random(1).sample(entries(), 6):
         found |= check_entry(entry, 1)
-    assert len(found) >= 6, found
+    assert len(found) >= 3, found
 
 
 @pytest.mark.soak

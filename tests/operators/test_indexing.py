@@ -33,6 +33,7 @@ CASES: list[Case] = [
     ("index_fill", lambda x: x.index_fill(1, ROWS, 2.0), (X,)),
     ("gather", lambda x, y: x.gather(1, indices(y, 4)), (X, (3, 6, 7, 6))),
     ("gather", lambda x, y: x.gather(2, indices(y, 7)), (X, (2, 4, 9, 3))),
+    ("take", lambda x, y: x.take(indices(y, 12)), ((3, 4), (2, 5))),
     ("take_along_dim", lambda x, y: x.take_along_dim(indices(y, 7), 2), (X, (3, 1, 5, 6))),
     ("take_along_dim", lambda x, y: x.take_along_dim(indices(y, 12)), ((3, 4), (2, 2))),
     ("scatter", lambda x, y: x.scatter(2, indices(y, 7), y), (X, (2, 4, 1, 3))),

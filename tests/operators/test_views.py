@@ -44,6 +44,10 @@ CASES: list[Case] = [
     ("view_as_complex", lambda x: torch.view_as_complex(x.movedim(0, -1).contiguous()), ((2, 5, 3),)),
     ("diagonal", lambda x: x.diagonal(1, 1, -1), (X,)),
     ("diagonal", lambda x: x.diagonal(-2, 3, 2), (X,)),
+    ("diag_embed", lambda x: torch.diag_embed(x, 1), ((3, 4),)),
+    ("rot90", lambda x: x.rot90(3, (1, 2)), (X,)),
+    ("diag_embed", lambda x: torch.diag_embed(x, -2, 0, 2), ((3, 4),)),
+    ("diagonal_scatter", lambda x, y: x.diagonal_scatter(y, -1, 0, 2), ((5, 3, 6), (3, 4))),
 ]
 
 

@@ -26,6 +26,14 @@ def filled(call: OperatorCall) -> Local:
     return Local(lambda box: nothing, lambda box, *given: call.locally(size=list(box.shape))(*given))
 
 
+@operator("empty_strided", "new_empty_strided", "empty_permuted")
+def strided(call: OperatorCall) -> Local:
+    """In no particular order of memory."""
+    dtype, device = call.result.dtype, call.result.device
+    nothing = [none_of(each.shape) for each in call.tensors]
+    return Local(lambda box: nothing, lambda box, *_: torch.zeros(box.shape, dtype=dtype, device=device))
+
+
 @operator("zeros_like", "ones_like", "full_like", "empty_like")
 def like(call: OperatorCall) -> Local:
     """A tensor of the shape, dtype and device of another."""

@@ -97,6 +97,14 @@ def gather(call: OperatorCall) -> Local:
     return Local(lambda box: [with_interval(box, dim, everything), box], lambda box, x, chosen: run(x, chosen))
 
 
+@operator("take")
+def take(call: OperatorCall) -> Local:
+    """Elements by their index among all elements."""
+    x, chosen = call.tensors
+    labels = numbered("d", chosen.dim)
+    return by_labels(call, [numbered("k", x.dim), labels], labels)
+
+
 @operator("take_along_dim")
 def take_along_dim(call: OperatorCall) -> Local | Composed:
     """The same, of tensors that broadcast; without a dim, of all elements in one line."""

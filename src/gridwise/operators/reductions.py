@@ -114,6 +114,30 @@ def whole(call: OperatorCall) -> Local:
     return reduction.whole(call)
 
 
+@operator("quantile", "nanquantile")
+def quantiles(call: OperatorCall) -> Local:
+    """Several quantiles, in a new first dim."""
+    x, q = call.tensors
+    labels = numbered("d", x.dim)
+    if call["dim"] is None:
+        rest = [f"r{d}" for d in range(x.dim)] if call["keepdim"] else []
+    else:
+        dim = call["dim"] % x.dim
+        rest = [*labels[:dim], *(["r"] if call["keepdim"] else []), *labels[dim + 1 :]]
+    return by_labels(call, [labels, ["q"][: q.dim]], [*["q"][: q.dim], *rest], flops=32.0)
+
+
+@operator("histc")
+def histogram(call: OperatorCall) -> Summed:
+    """How many elements lie in each of some bins of equal width between two given numbers."""
+    x, run, dtype = call.tensors[0], call.locally(), call.result.dtype
+    if call["min"] == call["max"] or not x.volume:
+        raise NotOnBoxes("bins between the smallest and the largest element")
+    return Summed(
+        x.shape, lambda box: [box], lambda box, x: (run(x.detach()).double(),), lambda total: (total.to(dtype),), 4.0
+    )
+
+
 @operator("sum", "mean", "nansum")
 def summed(call: OperatorCall) -> AnyOperator:
     reduction, dtype = Reduction.of(call), call.result.dtype

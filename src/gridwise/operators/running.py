@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..grid import Box
 from .call import OperatorCall
-from .on_boxes import AnyOperator, Collecting
+from .on_boxes import AnyOperator, Collecting, Composed
 from .reductions import Reduction
 from .sums import kept_in
 from .table import operator
@@ -209,6 +209,13 @@ def extremes(call: OperatorCall) -> AnyOperator:
     return reduction.collected(
         call, lambda: CollectedExtremes(reduction, call.result.dtype, call.kind == "amax", torch.eq)
     )
+
+
+@operator("aminmax")
+def both_extremes(call: OperatorCall) -> Composed:
+    aten = torch.ops.aten
+    dims, keepdim = [] if call["dim"] is None else [call["dim"]], call["keepdim"]
+    return Composed(lambda builder, x: [builder.call(op.default, x, dims, keepdim) for op in (aten.amin, aten.amax)])
 
 
 @operator("max", "min", "argmax", "argmin")

@@ -12,16 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..grid import Box, Shape
+from ..grid import Box, Interval, Shape
 from ..grid.reshape import dim_groups
 from ..grid.row_major import flat_span, strides_of
 from .call import OperatorCall
 from .labels import by_labels, none_of, numbered
-from .on_boxes import Local, Needs
+from .on_boxes import Builder, Composed, Local, Needs
 from .pointwise import aligned
 from .table import NotOnBoxes, operator
 
@@ -154,6 +155,19 @@ def permute(call: OperatorCall) -> Local:
     return by_labels(call, [labels], [labels[d] for d in order], lambda x: x.permute(order))
 
 
+@operator("rot90")
+def turned(call: OperatorCall) -> Composed:
+    """Two dims turned by right angles."""
+    aten, dims, turns = torch.ops.aten, [d % call.tensors[0].dim for d in call["dims"]], call["k"] % 4
+    reversed_dims = [[], [dims[1]], dims, [dims[0]]][turns]
+
+    def build(builder: Builder, x: Any) -> Any:
+        x = builder.call(aten.flip.default, x, reversed_dims)
+        return builder.call(aten.transpose.int, x, *dims) if turns % 2 else x
+
+    return Composed(build)
+
+
 @operator("expand", "expand_as", "broadcast_to", "expand_copy")
 def expand(call: OperatorCall) -> Local:
     """Dims of extent 1 repeated without a copy."""
@@ -184,19 +198,62 @@ def _complex(x: Tensor) -> Tensor:
         return torch.view_as_complex(x.contiguous())
 
 
+class Diagonal:
+    """Where the elements of a diagonal lie in two dims of a tensor: element k at row ``k + row``, column ``k + column``."""
+
+    def __init__(self, offset: int, first: int, second: int, length: int) -> None:
+        self.row, self.column, self.length = max(0, -offset), max(0, offset), length
+        self.first, self.second = first, second
+
+    def within(self, box: Box) -> Interval:
+        """Which elements lie in a box of the tensor."""
+        a, b = self.first, self.second
+        start = max(box.start[a] - self.row, box.start[b] - self.column, 0)
+        stop = min(box.stop[a] - self.row, box.stop[b] - self.column, self.length)
+        return (start, stop) if start < stop else (0, 0)
+
+    def whole(self, box: Box) -> Box:
+        """The box of the tensor in which a box of the diagonal lies."""
+        first, last = box.start[-1], box.stop[-1]
+        intervals = list(zip(box.start[:-1], box.stop[:-1], strict=True))
+        of = {self.first: (first + self.row, last + self.row), self.second: (first + self.column, last + self.column)}
+        for d in sorted(of):
+            intervals.insert(d, of[d])
+        return Box.of_intervals(intervals)
+
+    def part(self, box: Box) -> Box:
+        """The box of the diagonal, whose elements are the last dim, that lies in a box of the tensor."""
+        rest = [d for d in range(len(box.start)) if d not in (self.first, self.second)]
+        start, stop = self.within(box)
+        return Box((*(box.start[d] for d in rest), start), (*(box.stop[d] for d in rest), stop))
+
+    def put(self, x: Tensor, diagonal: Tensor, box: Box) -> Tensor:
+        """The box of a tensor with these elements on the diagonal."""
+        if not diagonal.shape[-1]:
+            return x
+        offset = self.column - self.row + box.start[self.first] - box.start[self.second]
+        return x.diagonal_scatter(diagonal, offset, self.first, self.second)
+
+
 @operator("diagonal", "diagonal_copy", "linalg_diagonal")
 def diagonal(call: OperatorCall) -> Local:
     """The elements with the same index in two dims, perhaps at an offset, in a new last dim."""
     x = call.tensors[0]
-    offset, a, b = call["offset"], call["dim1"] % x.dim, call["dim2"] % x.dim
-    row, column = max(0, -offset), max(0, offset)
-    rest = [d for d in range(x.dim) if d not in (a, b)]
+    where = Diagonal(call["offset"], call["dim1"] % x.dim, call["dim2"] % x.dim, call.result.shape[-1])
+    return Local(lambda box: [where.whole(box)], lambda box, x: x.diagonal(0, where.first, where.second))
 
-    def needs(box: Box) -> list[Box]:
-        first, last = box.start[-1], box.stop[-1]
-        of = {a: (first + row, last + row), b: (first + column, last + column)}
-        for k, d in enumerate(rest):
-            of[d] = box.start[k], box.stop[k]
-        return [Box.of_intervals(of[d] for d in range(x.dim))]
 
-    return Local(needs, lambda box, x: x.diagonal(0, a, b))
+@operator("diag_embed")
+def diag_embed(call: OperatorCall) -> Local:
+    """A tensor whose last dim becomes a diagonal; zero elsewhere."""
+    dims, x = call.result.dim, call.tensors[0]
+    where = Diagonal(call["offset"], call["dim1"] % dims, call["dim2"] % dims, x.shape[-1])
+    return Local(lambda box: [where.part(box)], lambda box, x: where.put(x.new_zeros(box.shape), x, box))
+
+
+@operator("diagonal_scatter")
+def diagonal_scatter(call: OperatorCall) -> Local:
+    """A tensor in which a diagonal is replaced."""
+    x, new = call.tensors
+    where = Diagonal(call["offset"], call["dim1"] % x.dim, call["dim2"] % x.dim, new.shape[-1])
+    return Local(lambda box: [box, where.part(box)], lambda box, x, new: where.put(x, new, box))

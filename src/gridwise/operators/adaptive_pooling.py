@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..grid import Box, Interval, Shape, adaptive_need, adaptive_runs
+from ..torch_internals.operators import kernels_of_nn
 from .call import OperatorCall
 from .on_boxes import AnyOperator, Builder, Composed, Local
 from .pooling import dims_of, global_indices
@@ -28,7 +29,7 @@ AVG_POOL: dict[int, Callable[..., Tensor]] = {
     1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d, 3: F.adaptive_avg_pool3d,
 }  # fmt: skip
 MAX_POOL: dict[int, Callable[..., Any]] = {
-    1: torch.adaptive_max_pool1d, 2: torch._C._nn.adaptive_max_pool2d, 3: torch._C._nn.adaptive_max_pool3d,
+    1: torch.adaptive_max_pool1d, 2: kernels_of_nn.adaptive_max_pool2d, 3: kernels_of_nn.adaptive_max_pool3d,
 }  # fmt: skip
 
 Run = tuple[Interval, Interval]

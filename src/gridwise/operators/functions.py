@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from ..torch_internals.operators import OpOverload, name_of
+from ..torch_internals.operators import OpOverload, kernels_of_nn, name_of
 
-_aten, _nn = torch.ops.aten, torch._C._nn
+_aten, _nn = torch.ops.aten, kernels_of_nn
 _NAMES = (
     "conv1d", "conv2d", "conv3d", "batch_norm", "group_norm", "layer_norm", "max_pool2d", "relu", "relu_",
     "sigmoid", "tanh", "cat", "matmul", "bmm",

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..grid import Box, Shape
+from ..torch_internals.operators import kernels_of_nn
 from .call import OperatorCall
 from .formats import HALVES, memory_format_of
 from .on_boxes import Local
@@ -31,7 +32,7 @@ from .windows import Windows, cropped, each, needed
 
 MAX_POOL: dict[int, Callable[..., Any]] = {1: torch.max_pool1d, 2: torch.max_pool2d, 3: torch.max_pool3d}
 WITH_INDICES: dict[int, Callable[..., Any]] = {
-    1: torch.max_pool1d_with_indices, 2: torch._C._nn.max_pool2d_with_indices, 3: torch._C._nn.max_pool3d_with_indices,
+    1: torch.max_pool1d_with_indices, 2: kernels_of_nn.max_pool2d_with_indices, 3: kernels_of_nn.max_pool3d_with_indices,
 }  # fmt: skip
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from torch.distributed._shard.sharded_tensor.api import ShardedTensor as ShardedTensor
+try:
+    from torch.distributed._shard.sharded_tensor.api import ShardedTensor
     from torch.distributed.tensor import DTensor
+except ImportError:  # a torch that was built without torch.distributed
+    ShardedTensor = DTensor = None  # type: ignore[assignment, misc]
+
+__all__ = ["DTensor", "ShardedTensor"]
 
 
 def read_whole(path: Path) -> dict[str, Any]:
@@ -19,15 +23,6 @@ def read_whole(path: Path) -> dict[str, Any]:
     state: dict[str, Any] = {}
     _load_state_dict(state, FileSystemReader(path), planner=_EmptyStateDictLoadPlanner(), no_dist=True)
     return state
-
-
-def sharded_tensor() -> Any:
-    """The class `ShardedTensor`; None in a torch without torch.distributed."""
-    try:
-        from torch.distributed._shard.sharded_tensor.api import ShardedTensor
-    except ImportError:
-        return None
-    return ShardedTensor
 
 
 def local_part(x: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:

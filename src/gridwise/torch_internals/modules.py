@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm as AnyBatchNorm
-from torch.nn.modules.module import _has_any_global_hook as has_hooks_of_all_modules
+from torch.nn.modules.module import _has_any_global_hook
 
-__all__ = ["AnyBatchNorm", "has_hooks_of_all_modules"]
+__all__ = ["AnyBatchNorm"]
 
 HOOKS = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks",
          "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks", "_is_full_backward_hook")  # fmt: skip
@@ -28,6 +28,12 @@ def forward_hooks(module: torch.nn.Module) -> dict[int, Callable[..., Any]]:
 def forward_pre_hooks(module: torch.nn.Module) -> dict[int, Callable[..., Any]]:
     """Those that run before the call, as the module keeps them."""
     return module._forward_pre_hooks
+
+
+def has_hooks(module: torch.nn.Module, before: int = 0) -> bool:
+    """Whether a call runs hooks, of this module or of all, besides so many of its own that run before it."""
+    others = module._forward_hooks or module._backward_pre_hooks or module._backward_hooks or _has_any_global_hook()
+    return len(module._forward_pre_hooks) > before or bool(others)
 
 
 def has_backward_hooks(module: torch.nn.Module) -> bool:

@@ -9,13 +9,22 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._ops import OpOverload as OpOverload
 from torch._ops import OpOverloadPacket as OpOverloadPacket
 
 kernels_of_nn: Any = torch._C._nn
 """Functions of `torch.nn.functional` without Python around them, and with arguments in the order of the operator."""
+safe_softmax: Any = torch._safe_softmax
+"""The softmax over a dim, with zeros where all scores are minus infinity."""
 assert_async: Any = torch._assert_async
 """An operator that ends the program on the device if a tensor is false; the host does not wait for it."""
+
+
+def is_flash_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> bool:
+    """Whether torch would compute an attention without mask or dropout by its flash kernel."""
+    choice: int = torch._fused_sdp_choice(q, k, v, None, 0.0, causal)
+    return choice == torch._C._SDPBackend.FLASH_ATTENTION.value
 
 
 def schema_of(op: Any) -> torch.FunctionSchema:

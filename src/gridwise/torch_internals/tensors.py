@@ -74,9 +74,9 @@ def storage_if_alive(key: int) -> torch.UntypedStorage | None:
 
 
 def shared_handle(x: Tensor) -> tuple[Any, ...]:
-    """What another process needs to open the CUDA memory of `x`; `opened` takes it."""
+    """What another process needs to open the CUDA memory of `x`; `opened_storage` takes it."""
     return tuple(x.untyped_storage()._share_cuda_())
 
 
-def opened(device: torch.device, handle: tuple[Any, ...]) -> torch.UntypedStorage:
+def opened_storage(device: torch.device, handle: tuple[Any, ...]) -> torch.UntypedStorage:
     return torch.UntypedStorage._new_shared_cuda(device.index, *handle[1:])

@@ -25,14 +25,9 @@ from ... import deferred_init
 from ...deferred_init.materializing import deferred_inside, put_in_place
 from ...errors import CheckpointMismatch
 from ...grid import Box, Layout, Shape
+from ...torch_internals.distributed import DTensor, ShardedTensor, local_part
 from ..format.manifest import CODES
 from .plain_tensors import TYPES, Plain
-
-try:
-    from torch.distributed._shard.sharded_tensor.api import ShardedTensor
-    from torch.distributed.tensor import DTensor
-except ImportError:  # a torch that was built without torch.distributed
-    ShardedTensor = DTensor = None  # type: ignore[assignment, misc]
 
 PLACEMENT, FORMER_PLACEMENT = "placement", "layout"
 """Attributes that hold a tensor's `grid.Layout`: which block of what it is. `layout` is accepted until 0.3."""
@@ -138,16 +133,14 @@ def _local_sharded(x: ShardedTensor, code: str) -> LocalTensor:
 
 
 def _local_dtensor(x: DTensor, key: str, code: str) -> LocalTensor:
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
     if any(placement.is_partial() for placement in x.placements):
         raise CheckpointMismatch(f"{key!r} is a DTensor of partial sums: redistribute it to Shard or Replicate first.")
-    shape, start = compute_local_shape_and_global_offset(x.shape, x.device_mesh, x.placements)
+    shape, start = local_part(x)
     local, at = x.to_local().detach(), x.device_mesh.get_coordinate()
     if not local.numel() or at is None:
         return LocalTensor(code, tuple(x.shape), [])
     replicated = [place for place, how in zip(at, x.placements, strict=True) if how.is_replicate()]
-    box = Box(tuple(start), tuple(a + n for a, n in zip(start, shape, strict=True)))
+    box = Box(start, tuple(a + n for a, n in zip(start, shape, strict=True)))
     return LocalTensor(code, tuple(x.shape), [LocalBlock(box, local, not any(replicated))])
 
 

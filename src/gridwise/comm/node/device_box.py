@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from ...log import logger
+from ...torch_internals.tensors import opened_storage, shared_handle
 from ..messages.packing import Views, put, volume
 from . import futex
 from .segment import LINE, Segment
@@ -81,7 +82,7 @@ class Devices:
 def _identity(device: torch.device) -> bytes:
     """The UUID of a device, independent of its index in this process; `NOT_SHARED` if other workers cannot open it."""
     try:
-        torch.empty(SMALL_SLOT, dtype=torch.uint8, device=device).untyped_storage()._share_cuda_()
+        shared_handle(torch.empty(SMALL_SLOT, dtype=torch.uint8, device=device))
         torch.cuda.Event(interprocess=True).ipc_handle()
     except RuntimeError as error:
         logger.info("%s cannot be shared with other workers, tensors go through the host: %s", device, error)
@@ -126,7 +127,7 @@ class Outbox:
         if self._announced == self._generation:
             return False
         self._announced = self._generation
-        text = marshal.dumps((self._size, tuple(self._memory[-1].untyped_storage()._share_cuda_()), self._events))
+        text = marshal.dumps((self._size, shared_handle(self._memory[-1]), self._events))
         note[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         return True
 
@@ -150,7 +151,7 @@ class Inbox:
         self._read[turn].record(stream)
 
     def _open(self, size: int, handle: tuple[Any, ...], events: list[bytes]) -> None:
-        storage = torch.UntypedStorage._new_shared_cuda(self._device.index, *handle[1:])
+        storage = opened_storage(self._device, handle)
         self._slots = Slots(torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage), size)
         if not self._written:
             opened = [torch.cuda.Event.from_ipc_handle(self._device, event) for event in events]

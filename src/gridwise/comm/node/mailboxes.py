@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._C._dynamo.eval_frame import get_eval_frame_callback
 
+from ...torch_internals.compiler import is_compiling_calls
 from ..messages.packing import Views
 from . import futex
 from .device_box import Devices
@@ -47,7 +47,7 @@ def _outside_of_graphs(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
         compiler = sys.modules.get("torch._dynamo")
-        if compiler is None or not (torch.compiler.is_compiling() or get_eval_frame_callback() is not None):
+        if compiler is None or not (torch.compiler.is_compiling() or is_compiling_calls()):
             return method(*args, **kwargs)
         if not disabled:
             disabled.append(compiler.disable(method))

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
 from ...errors import UnsupportedError
+from ...torch_internals.operators import OpOverload
 from .recording import memory_of, where, written_by
 from .tracing import Fakes
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend
 
 from ...grid import Box, Grid, Interval, Layout, Needs
 from ...operators.random_stream import Elements, RandomStream
+from ...torch_internals.operators import is_flash_attention, safe_softmax
 from ..placement import Cut, GlobalTensor, Partial, Replicated, Want, grid_along
 from .call import Call, LocalFunction, NoRule, Placed
 from .pointwise import common_layout, needed_by
@@ -238,7 +238,7 @@ def _leaves_out_later_keys(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether torch's causal attention overwrites the scores of later keys, and it matters: it adds -inf elsewhere."""
     if q.device.type != "cpu" or torch.compiler.is_compiling() or not q.numel():
         return False
-    is_flash = torch._fused_sdp_choice(q, k, v, None, 0.0, True) == SDPBackend.FLASH_ATTENTION.value
+    is_flash = is_flash_attention(q, k, v, True)
     return is_flash and not bool(q.isfinite().all() & k.isfinite().all())
 
 
@@ -266,7 +266,7 @@ def _with_dropout(call: Call, operands: Sequence[Labels], result: Labels) -> Pla
                 else mask
             )
             scores = scores + added
-        shares = scores.softmax(-1) if mask is None else torch._safe_softmax(scores, -1)  # zeros where all is hidden
+        shares = scores.softmax(-1) if mask is None else safe_softmax(scores, -1)  # zeros where all is hidden
         return stream.scaled(shares, stream.kept(shares, p, Elements(shape, block)), p) @ v
 
     return replace(placed, run=_plain(attended, call.tensors, placed.inputs), draws=True)

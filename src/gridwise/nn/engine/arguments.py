@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 
 from ...errors import PartitionError, UnsupportedError
 from ...partition import Partition
-from .operator import is_dense
+from ...torch_internals.modes import is_transformed
+from ...torch_internals.tensors import is_strided
 
 
 def need_partition(layer: str, name: str, given: object, axes: int | None = None) -> None:
@@ -62,7 +62,7 @@ def problem_with_tensor(input: Sequence[object], dense: bool = True) -> str | No
         given = ", ".join(type(x).__name__ for x in input) or "none"
         return f"needs one tensor as its positional argument, got {given}"
     x = input[0]
-    if x.is_nested or (dense and (x.is_quantized or not is_dense(x))):
+    if x.is_nested or (dense and (x.is_quantized or not is_strided(x))):
         kind = "a nested" if x.is_nested else "a quantized" if x.is_quantized else str(x.layout)
         return f"needs a dense tensor, got {kind} one"
     return None
@@ -100,7 +100,7 @@ def refuse_transforms(module: torch.nn.Module, title: str, input: Sequence[Any])
     Each worker raises by itself: the program is the same on all of them, and under a transform nothing can be agreed
     on, because a parameter that it has wrapped cannot be read.
     """
-    if peek_interpreter_stack() is not None:
+    if is_transformed():
         raise UnsupportedError(
             f"{title} cannot be transformed by torch.func (grad, vmap, jvp).\n  fix: use torch.autograd.grad or backward()."
         )

@@ -22,13 +22,13 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
-from torch.nn.modules.module import _has_any_global_hook
 from torch.utils.hooks import RemovableHandle
 
 from ...comm.transports.base import Team, Transport
 from ...errors import PartitionError
 from ...grid import union_of
 from ...partition import Partition
+from ...torch_internals.modules import forward_pre_hooks, has_hooks
 from ..parameters.replicas import Replica, agree_replicas, is_due
 from .agreement import Structure, agree_common, agree_plan, is_on, key_of
 from .arguments import need_first_partition, problem_with_inference, refuse_transforms
@@ -130,14 +130,14 @@ class Module(torch.nn.Module):
     @property
     def _has_hooks(self) -> bool:
         """Whether anybody but this layer has registered a hook that a call would run."""
-        others = self._forward_hooks or self._backward_pre_hooks or self._backward_hooks or _has_any_global_hook()
-        return len(self._forward_pre_hooks) > 1 or bool(others)
+        return has_hooks(self, before=1)
 
     def register_forward_pre_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
         """As in torch; the layer's own hook stays last, so that it plans for the input as the others leave it."""
         handle = super().register_forward_pre_hook(*args, **kwargs)
         if "_own_hook" in self.__dict__:
-            self._forward_pre_hooks[self._own_hook] = self._forward_pre_hooks.pop(self._own_hook)
+            before = forward_pre_hooks(self)
+            before[self._own_hook] = before.pop(self._own_hook)
         return handle
 
     def _takes_part(self, *partitions: Partition, signature: str = "") -> None:

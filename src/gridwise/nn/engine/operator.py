@@ -130,11 +130,6 @@ def apply(x: Tensor, operator: Operator, ticket: Ticket, records: bool) -> Tenso
     return _Applied.apply(x, anchor_unless(x.requires_grad), operator, ticket)
 
 
-def is_dense(x: Tensor) -> bool:
-    """Whether torch's layout of `x` is `strided`, even if its class has a `layout` of its own."""
-    return bool(torch._C.TensorBase.layout.__get__(x) == torch.strided)  # type: ignore[attr-defined]
-
-
 def plain(x: Tensor) -> Tensor:
     """`x` with lazy conjugation and negation carried out: its memory can be sent as it is."""
     return x.resolve_conj().resolve_neg() if x.is_complex() or x.is_neg() else x

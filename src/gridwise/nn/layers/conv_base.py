@@ -18,12 +18,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.modules.conv import _ConvNd
 
 from ...errors import PartitionError
 from ...grid import (
@@ -43,6 +42,7 @@ from ...grid import (
 )
 from ...grid.cuts import interval
 from ...partition import Partition
+from ...torch_internals.modules import padding_of
 from ..engine.agreement import key_of
 from ..engine.arguments import need_partition, problem_with_sizes, refuse_partitions
 from ..engine.autocast import autocasts, dtype_of_products
@@ -89,11 +89,11 @@ class ConvLayer(WindowedLayer):
             return self.sequential[self.dims](*arguments, device=device, dtype=dtype)
 
         def spreads(template: torch.nn.Module) -> dict[str, Spread]:
-            return self._spreads_of(cast(_ConvNd, template))
+            return self._spreads_of(template)
 
         self._set_template(self._build(make, spreads, device, problem))
 
-    def _spreads_of(self, template: _ConvNd) -> dict[str, Spread]:
+    def _spreads_of(self, template: Any) -> dict[str, Spread]:
         """How weight and bias are cut into blocks."""
         raise NotImplementedError
 
@@ -171,7 +171,7 @@ class Conv(ConvLayer):
             )
         return None
 
-    def _spreads_of(self, template: _ConvNd) -> dict[str, Spread]:
+    def _spreads_of(self, template: Any) -> dict[str, Spread]:
         weight, bias, whole = tuple(template.weight.shape), (template.out_channels,), (None,) * self.dims
         if self.P_w is None:
             return {"weight": Spread(self._grid_x, (1, None, *whole), weight), "bias": Spread(self._grid_x, (1,), bias)}
@@ -263,7 +263,7 @@ class Conv(ConvLayer):
     def _padding_before(self, d: int) -> int:
         """How many rows are padded before the first; modes other than 'zeros' pad as at construction, as torch does."""
         if self.padding_mode != "zeros":
-            return int(self._sequential._reversed_padding_repeated_twice[2 * (self.dims - 1 - d)])
+            return int(padding_of(self._sequential)[2 * (self.dims - 1 - d)])
         if isinstance(self.padding, str):
             return self._dilation[d] * (self.kernel_size[d] - 1) // 2 if self.padding == "same" else 0
         return self._each(self.padding)[d]

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.modules.conv import _ConvNd
 
 from ...errors import PartitionError
 from ...grid import Cuts, Interval, Layout, Shape, group_runs, groups_of, transposed_need
@@ -99,7 +98,7 @@ class ConvTranspose(LayerFamily, ConvLayer):
         """
         return super().__call__(x) if output_size is None else super().__call__(x, output_size)
 
-    def _spreads_of(self, template: _ConvNd) -> dict[str, Spread]:
+    def _spreads_of(self, template: Any) -> dict[str, Spread]:
         """The weight (in, out / groups, *kernel) is cut along out without groups, along in if no group is split."""
         workers, whole = self._grid_x.shape[1], (None,) * self.dims
         axes: tuple[int | None, ...] = (None, None)

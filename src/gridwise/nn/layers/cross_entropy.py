@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from ...errors import PartitionError
 from ...operators.formats import HALVES
 from ...partition import Partition
+from ...torch_internals.operators import assert_async
 from ..docstrings import arguments_of
 from ..engine.agreement import agree_call
 from ..engine.all_max import all_max
@@ -129,7 +130,7 @@ class DistributedCrossEntropyLoss(DistributedLoss):
         if target.is_floating_point() or not target.numel() or target.is_meta:
             return None
         if target.is_cuda and self._distdl_is_setup:  # checked on the device, so that the host need not wait
-            torch._assert_async((((target >= 0) & (target < classes)) | self._ignored(target)).all())
+            assert_async((((target >= 0) & (target < classes)) | self._ignored(target)).all())
             return None
         low, high = (int(end) for end in torch.aminmax(target))
         if low >= 0 and high < classes:

@@ -27,6 +27,7 @@ from ...errors import PartitionError
 from ...grid import Layout
 from ...operators.formats import HALVES
 from ...partition import Partition
+from ...torch_internals.operators import assert_async
 from ..docstrings import LayerFamily, arguments_of
 from ..engine.agreement import agree_layout
 from ..engine.global_sum import GlobalSum
@@ -314,7 +315,7 @@ class DistributedBCELoss(DistributedBCEWithLogitsLoss):
             if problem is not None or not values.numel() or values.is_meta:
                 continue
             if values.is_cuda and self._distdl_is_setup:  # checked on the device, so that the host need not wait
-                torch._assert_async(((values >= 0) & (values <= 1)).all())
+                assert_async(((values >= 0) & (values <= 1)).all())
             else:
                 low, high = (float(end) for end in torch.aminmax(values.detach()))
                 if not (low >= 0 and high <= 1):  # NaN too

@@ -30,6 +30,7 @@ from torch.optim import optimizer
 from ...comm.messages.requests import Request
 from ...comm.transports.base import Team, Transport
 from ...grid import Box, Grid, Layout, Shape
+from ...torch_internals.modes import no_torch_function
 from ..engine.operator import Operator
 from .gradient_wire import current_wire
 
@@ -120,7 +121,7 @@ class BlockTensor(_Labelled):
     True
     """
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = no_torch_function
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         return self.as_subclass(Tensor).__reduce_ex__(protocol)

@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils import clip_grad
 
 from ...comm.supervision.matching_calls import check_same_call
 from ...comm.transports.base import Team, Transport
 from ...errors import PartitionError, UnsupportedError
 from ...partition import Partition, world
+from ...torch_internals.autograd import replace_total_norm, total_norm_by_torch
 from ..engine.all_max import all_max
 from .blocks import BlockParameter, Spread, holders_of_blocks, placement_of
 
@@ -97,8 +97,6 @@ def _refuse_nonfinite(total: Tensor, norm_type: float, wanted: bool) -> None:
 
 # Torch's own functions
 
-_total_norm_by_torch = clip_grad._get_total_norm
-
 
 def _total_norm(
     what: str,
@@ -112,7 +110,7 @@ def _total_norm(
     found = [known.get(id(g)) or known.get(_address(g)) for g in given] if known else []
     blocks = [(g, *block) for g, block in zip(given, found, strict=bool(known)) if block is not None]
     if not blocks:
-        return _total_norm_by_torch(given, norm_type, error_if_nonfinite, foreach)
+        return total_norm_by_torch(given, norm_type, error_if_nonfinite, foreach)
     transport = blocks[0][2]
     if any(other is not transport for _, _, other in blocks):
         raise UnsupportedError(
@@ -123,7 +121,7 @@ def _total_norm(
     team = tuple(sorted({rank for _, spread, _ in blocks for rank in spread.holders.ranks}))
     team = transport.everyone if others else team
     counted = [g for g, spread, _ in blocks if transport.rank in spread.layout.grid]
-    total = _total_norm_by_torch(others, norm_type, False, foreach).double().cpu()
+    total = total_norm_by_torch(others, norm_type, False, foreach).double().cpu()
     if transport.rank in team:
         of_blocks = _summed(counted, norm_type, transport, team, what)
         total = torch.linalg.vector_norm(torch.stack([total, of_blocks]), norm_type)
@@ -148,15 +146,14 @@ def _address(gradient: Tensor) -> tuple[Any, ...]:
     return gradient.device, gradient.data_ptr(), gradient.shape
 
 
-@functools.wraps(_total_norm_by_torch)
+@functools.wraps(total_norm_by_torch)
 def _norm_to_clip_by(*args: Any, **kwargs: Any) -> Tensor:
     return _total_norm("clip_grad_norm_", *args, **kwargs)
 
 
-@functools.wraps(_total_norm_by_torch)
-def _get_total_norm(*args: Any, **kwargs: Any) -> Tensor:
+@functools.wraps(total_norm_by_torch)
+def _public_total_norm(*args: Any, **kwargs: Any) -> Tensor:
     return _total_norm("torch.nn.utils.get_total_norm", *args, **kwargs)
 
 
-# Replaced in its module, where torch's `clip_grad_norm_` looks it up however it was imported, and under its public name.
-clip_grad._get_total_norm, torch.nn.utils.get_total_norm = _norm_to_clip_by, _get_total_norm
+replace_total_norm(_norm_to_clip_by, _public_total_norm)

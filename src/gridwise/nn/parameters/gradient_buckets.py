@@ -18,10 +18,10 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from ...comm.graph_breaks import read_by_host
 from ...comm.messages.requests import Request
+from ...torch_internals.autograd import flattened, run_last, unflattened
 from ..engine.operator import Ticket, apply, meet, prepare
 from .blocks import Shared
 
@@ -82,12 +82,12 @@ class _Begun(torch.autograd.Function):
                 if gradient is None:
                     used[place].zero_()  # on the device: a list of numbers would have to be copied to it
             parts.append(used)
-        flat = _flatten_dense_tensors(parts)  # always a copy, even of a single part
+        flat = flattened(parts)  # always a copy, even of a single part
         if torch.is_grad_enabled():
             sum.under_way = None
             return None, *_cut(apply(flat, operator.adjoint, ticket, True), blocks, sum.uses_all)
         sum.under_way = operator.adjoint.begin(flat), flat
-        return None, *_unflatten_dense_tensors(flat, blocks)
+        return None, *unflattened(flat, blocks)
 
 
 def _cut(total: Tensor, blocks: Sequence[Tensor], uses_all: bool) -> Sequence[Tensor | None]:
@@ -95,7 +95,7 @@ def _cut(total: Tensor, blocks: Sequence[Tensor], uses_all: bool) -> Sequence[Te
 
     A worker that has used all of them itself need not read the counts from the device.
     """
-    sums = _unflatten_dense_tensors(total, blocks)
+    sums = unflattened(total, blocks)
     if len(blocks) == 1 or uses_all or total.is_meta:  # meta tensors have no counts
         return sums
     uses = read_by_host(total[-len(blocks) :].tolist)
@@ -105,7 +105,7 @@ def _cut(total: Tensor, blocks: Sequence[Tensor], uses_all: bool) -> Sequence[Te
 def end(blocks: Sequence[Tensor], sum: GradientSum) -> tuple[Tensor, ...]:
     """The blocks, through a node whose backward waits for the sum of their gradients, when nothing else is left."""
     ended = _Ended.apply(sum, *blocks)
-    ended[0].grad_fn._set_sequence_nr(0)
+    run_last(ended[0].grad_fn)
     return ended
 
 

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import disable_saved_tensors_hooks, saved_tensors_hooks
 
+from ...torch_internals.tensors import version_of
 from .fetch import Fetch
 
 Call = Callable[[Tensor], Any]
@@ -83,7 +84,7 @@ class FetchedInput(WindowInput):
         size, stride, offset, memory = saved.size(), saved.stride(), saved.storage_offset(), _memory(saved)
         # weights, indices, a copy made by autocast, a view of real or imaginary parts
         if memory not in (_memory(self.x), _memory(self.box)) or saved.dtype != self.box.dtype:
-            return partial(check_version, saved.detach(), saved._version)
+            return partial(check_version, saved.detach(), version_of(saved))
         if not values:
             return partial(torch.empty_strided, size, stride, dtype=saved.dtype, device=saved.device)
         pieces, pad = self.pieces, self.pad if memory == _memory(self.x) else None
@@ -140,7 +141,7 @@ class SavedPieces:
     """
 
     def __init__(self, own: Tensor, fetch: Fetch, box: Tensor) -> None:
-        self.fetch, self.version = fetch, own._version
+        self.fetch, self.version = fetch, version_of(own)
         self.pieces: tuple[Tensor, list[Tensor]] | None = (own.detach(), fetch.received_pieces(box.detach()))
         self.box: Tensor | None = None
 
@@ -159,10 +160,10 @@ def _memory(x: Tensor) -> int:
 
 def check_version(x: Tensor, version: int) -> Tensor:
     """`x`; raises as torch does if it has been changed in place since `version`."""
-    if x._version != version:
+    if version_of(x) != version:
         raise RuntimeError(
             "one of the variables needed for gradient computation has been modified by an inplace operation: the input "
-            f"of a distributed layer, shape {tuple(x.shape)}, is at version {x._version}; expected version {version} "
+            f"of a distributed layer, shape {tuple(x.shape)}, is at version {version_of(x)}; expected version {version} "
             "instead."
         )
     return x

@@ -242,3 +242,13 @@ class CheckpointWriteFailed(CheckpointError):
     >>> issubclass(gridwise.errors.CheckpointWriteFailed, gridwise.errors.CheckpointError)
     True
     """
+
+
+class SameBlocks(UserWarning):
+    """All workers along a cut axis have passed the same block: perhaps each of them passed the whole tensor.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> warnings.simplefilter('error', gridwise.errors.SameBlocks)  # raised on all workers
+    """

@@ -23,6 +23,7 @@ from .recording.containers import described, unflatten, without_values
 from .recording.indices import limits_of, problem_with
 from .recording.recording import Recording
 from .recording.state import modules_of, tensors_of
+from .same_blocks import warn_of_same_blocks
 
 GatherOption = Literal["report", "refuse"]
 
@@ -42,6 +43,9 @@ class Run:
     """For inputs that are indices of embeddings, by position: the number of rows."""
     stored: dict[str, dict[str, tuple[dict[str, Any], str]]]
     """Where the parameters and buffers that it reads are stored, by kind and name: a dict and a key."""
+
+    was_prepared: bool = False
+    """Whether it was made for an example, and has not been called since."""
 
     def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         given = [
@@ -77,6 +81,7 @@ class FunctionRecorder:
             asked = "needs the same containers, and the same values in them, on all workers."
             raise PartitionError(f"{self.says} {asked}", gather_lines(transport, team, text))
         layouts, structures = self._layouts(bound)
+        warn_of_same_blocks(transport, team, self.says, [*zip(bound.tensors, bound.partitions, strict=True)])
         formats = [memory_format_of(x) for x in bound.tensors]
         if not self._is_same(str(formats)):
             formats = [torch.contiguous_format] * len(formats)

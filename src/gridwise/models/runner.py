@@ -39,6 +39,7 @@ from .recording.recording import Recording
 from .recording.state import Snapshot, modules_of
 from .report import Report
 from .roots import constants_of
+from .same_blocks import warn_of_same_blocks
 
 _kinds, _kinds_without_grad = (
     operator.attrgetter("dtype", "device", "requires_grad"),
@@ -158,7 +159,12 @@ class Runner(FunctionRecorder):
             y = self._run(run, bound.tensors)
             self._keep(bound, run)  # only after a successful call
             return y
-        return self._run(plan.assigned["run"], bound.tensors)
+        run = plan.assigned["run"]
+        if run.was_prepared:
+            run.was_prepared = False
+            blocks = [*zip(bound.tensors, bound.partitions, strict=True)]
+            warn_of_same_blocks(transport, team, self.says, blocks)
+        return self._run(run, bound.tensors)
 
     def _run(self, run: Run, tensors: Sequence[Tensor]) -> Any:
         self._last = run
@@ -238,6 +244,7 @@ class Runner(FunctionRecorder):
         ]
         self._plans.begin()
         self._last = self._recorded(whole, layouts, structures, formats)
+        self._last.was_prepared = True
         rank, inputs = self.P_x.transport.rank, list[tuple[Structure, torch.memory_format]]()
         for s, layout, format in zip(structures, layouts, formats, strict=True):
             shape = s.shape if layout is None else layout.block(rank).shape

@@ -25,7 +25,7 @@ from torch._ops import OpOverload
 from gridwise.grid import Box, Shape
 from gridwise.operators.call import OperatorCall, TensorSpec
 from gridwise.operators.on_boxes import AnyOperator, Builder, Collecting, Local
-from gridwise.operators.random_stream import RandomStream
+from gridwise.operators.random.random_stream import RandomStream
 from gridwise.operators.table import NotOnBoxes, maker_for
 
 from ..models.equality import recorded

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 
 from gridwise.grid import Box
 from gridwise.operators.call import OperatorCall, TensorSpec
-from gridwise.operators.random import dropout
-from gridwise.operators.random_stream import RandomStream
+from gridwise.operators.random.drawing import dropout
+from gridwise.operators.random.random_stream import RandomStream
 
 from .contract import Case, check_case
 

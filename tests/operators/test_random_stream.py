@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gridwise.operators import random_stream
-from gridwise.operators.random_stream import Elements, RandomStream
+from gridwise.operators.random import random_stream
+from gridwise.operators.random.random_stream import Elements, RandomStream
 
 CPU = torch.device("cpu")
 

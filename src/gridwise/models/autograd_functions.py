@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..nn.engine.agreement import agreement
 from ..nn.engine.operator import prepare
-from ..operators.random_stream import RandomStream
+from ..operators.random.random_stream import RandomStream
 from .movement import CountedOnce, FirstAlone, applied
 from .placement import Cut, GlobalTensor, Partial, Placement, Replicated
 from .program import Step, execute, free_early

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..comm.graph_breaks import captured_by
-from ..operators.random_stream import RandomStream
+from ..operators.random.random_stream import RandomStream
 from ..torch_internals.compiler import Compiler, compiling
 from .program import Checkpoint, Step, Values, execute, put
 

@@ -23,7 +23,7 @@ from ..nn.engine.agreement import agreement, key_of
 from ..nn.engine.operator import Ticket
 from ..nn.parameters.blocks import Shared
 from ..nn.parameters.gradient_buckets import FULL, GradientSum, begin, end
-from ..operators.random_stream import RandomStream
+from ..operators.random.random_stream import RandomStream
 from ..torch_internals.switches import exit_autocast, set_grad_enabled
 from .placement import Placement, Workers
 from .random import Replay, begun

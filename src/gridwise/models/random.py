@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..nn.engine.grid_random import draw_key, sequential
-from ..operators.random_stream import RandomStream
+from ..operators.random.random_stream import RandomStream
 from .placement import Workers
 
 

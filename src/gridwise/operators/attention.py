@@ -19,7 +19,7 @@ from ..grid import Box, Interval, Shape
 from .call import OperatorCall
 from .labels import kept
 from .on_boxes import Local
-from .random_stream import Elements, RandomStream
+from .random.random_stream import Elements, RandomStream
 from .table import NotOnBoxes, operator
 
 

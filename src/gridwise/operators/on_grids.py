@@ -51,9 +51,10 @@ def _of_one(middle: Box, places: Sequence[Sequence[Box | None]], grid: Grid) -> 
         if len(found) > 1 or (found and found[0] in axes):
             raise NotOnBoxes("a dim of its input depends on several dims of its output")
         axes.append(found[0] if found else None)
-    if len(axes) == grid.dim:
-        axes = [d if axis is None and d not in axes else axis for d, axis in enumerate(axes)]
-    others = [a for a in range(grid.dim) if a not in axes]
+    for d, axis in enumerate(axes):
+        if axis is None and d < grid.dim and d not in axes:
+            axes[d] = d
+    others = [a for a in range(grid.dim) if a not in axes and grid.shape[a] > 1]
     intervals = [*(((0, 1),) * grid.shape[a] for a in others)]
     for d, axis in enumerate(axes):
         line = (middle,) if axis is None else places[axis]
@@ -78,12 +79,12 @@ def _filled(line: Sequence[Interval | None]) -> Iterator[Interval]:
 
 
 def _turned(grid: Grid, order: Sequence[int | None]) -> Grid:
-    """The workers of a grid, with its axes in another order and new ones of length 1 where it has None."""
-    axes = [axis for axis in order if axis is not None]
+    """The workers of a grid, with its axes in another order, without those of length 1 that it lacks.
+
+    Where the order has None there is a new one of length 1."""
     shape = [1 if axis is None else grid.shape[axis] for axis in order]
     ranks = []
     for index in product(*map(range, shape)):
         at = dict(zip(order, index, strict=True))
-        ranks.append(grid.rank_at(tuple(at[axis] for axis in range(grid.dim))))
-    assert sorted(axes) == list(range(grid.dim))
+        ranks.append(grid.rank_at(tuple(at.get(axis, 0) for axis in range(grid.dim))))
     return Grid(tuple(ranks), tuple(shape))

@@ -22,7 +22,7 @@ from torch import Tensor
 from ..errors import GridwiseError
 from ..memory_sizes import trim
 from ..operators.on_boxes import Collecting, Local
-from ..operators.random_stream import RandomStream
+from ..operators.random.random_stream import RandomStream
 from .arrays import InMemory, StoredArray, made
 from .cone import Argument, Stage, Tile, TileStep
 from .graph import GlobalValue, Operation

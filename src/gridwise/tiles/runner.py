@@ -20,7 +20,7 @@ from ..models.recording.state import Holding, Snapshot, modules_of, tensors_of
 from ..models.roots import constants_of
 from ..models.runner import State, quick_mode
 from ..nn.engine.grid_random import sequential
-from ..operators.random_stream import RandomStream
+from ..operators.random.random_stream import RandomStream
 from ..progress import ProgressBar
 from .arrays import FromSource, InMemory, ReadableTarget, StoredArray, ToTarget
 from .execute import Execution, Store

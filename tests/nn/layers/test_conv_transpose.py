@@ -9,7 +9,7 @@ from equality import Case, check, check_all
 
 import gridwise
 from gridwise.errors import PartitionError
-from gridwise.operators.transposed_convolution import OutputCrop, cut_out
+from gridwise.operators.windows.transposed_convolution import OutputCrop, cut_out
 from gridwise.testing import workers
 
 

@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gridwise
 from gridwise.grid import Box
-from gridwise.operators.random_numbers import keep_mask
+from gridwise.operators.random.random_numbers import keep_mask
 from gridwise.testing import workers
 
 nn = gridwise.nn

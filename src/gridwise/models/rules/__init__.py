@@ -8,13 +8,12 @@ from . import indexing as indexing
 from . import joining as joining
 from . import losses as losses
 from . import norms as norms
-from . import padding as padding
+from . import on_boxes as on_boxes
 from . import products as products
 from . import random as random
 from . import reductions as reductions
 from . import reshaping as reshaping
 from . import transforms as transforms
-from . import unfolding as unfolding
 from . import windowed as windowed
 from .call import Call as Call
 from .call import NoRule as NoRule

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ...grid import Box, Grid, Interval, Layout, Needs
-from ...operators.random_stream import Elements, RandomStream
+from ...operators.random.random_stream import Elements, RandomStream
 from ...torch_internals.operators import is_flash_attention, safe_softmax
 from ..placement import Cut, GlobalTensor, Partial, Replicated, Want, grid_along
 from .call import Call, LocalFunction, NoRule, Placed

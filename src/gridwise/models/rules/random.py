@@ -1,4 +1,4 @@
-"""Random operators: numbers depend on the global index of each element, not on the grid (`operators.random_stream`)."""
+"""Random operators: numbers depend on the global index of each element, not on the grid (`operators.random.random_stream`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...errors import UnsupportedError
 from ...grid import Box
-from ...operators.random_stream import Elements, RandomStream
+from ...operators.random.random_stream import Elements, RandomStream
 from ..placement import Cut, GlobalTensor, Placement, Replicated, Want
 from .call import Call, NoRule, Placed
 from .table import rule

@@ -8,7 +8,6 @@ hold.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,14 +16,14 @@ from torch import Tensor
 
 from ... import nn
 from ...grid import Grid, Layout
-from ...grid.arrange import arranged
 from ...nn.engine.agreement import Structure
 from ...nn.parameters.blocks import Spread
 from ...nn.windows.windowed_layer import WindowedLayer
+from ...operators.windows.one_dim import each
 from ...partition import CartesianPartition
-from ..placement import SMALL, Cut, GlobalTensor
-from .call import Call, LocalFunction, NoRule, NothingCut, Placed
-from .reductions import summed
+from ..placement import Cut, GlobalTensor
+from .call import Call, LocalFunction, NoRule, Placed
+from .on_boxes import source_layout
 from .table import rule
 
 Make = Callable[[CartesianPartition], Any]
@@ -61,33 +60,6 @@ def _given(layer: type) -> Any:
 
 CONV = {d: _given(getattr(nn, f"DistributedConv{d}d")) for d in (1, 2, 3)}
 CONV_TRANSPOSE = {d: _given(getattr(nn, f"DistributedConvTranspose{d}d")) for d in (1, 2, 3)}
-
-
-def each(size: int | Sequence[int], dims: int) -> tuple[int, ...]:
-    """A size for each dim, from one number or from as many as there are dims."""
-    sizes = tuple(size) if isinstance(size, Sequence) else (size,)
-    return sizes * dims if len(sizes) == 1 else sizes
-
-
-def source_layout(call: Call, x: GlobalTensor, moves: bool = True) -> Layout:
-    """The layout of ``(batch, channel, *space)`` that a layer gets; if none, every worker computes the whole call.
-
-    With `moves`, where the output has fewer rows than the grid has workers along a dim, other dims are cut instead.
-    """
-    result = call.result
-    if x.layout is None:
-        if result.volume <= SMALL:
-            raise NothingCut
-        grid = call.workers.grid
-        fits = grid.dim == x.dim and all(n >= p for n, p in zip(result.shape, grid.shape, strict=True))
-        shape = grid.shape if fits else arranged(result.shape, call.workers.size)
-    elif not moves or all(n >= p for n, p in zip(result.shape, x.layout.grid.shape, strict=True)):
-        return x.layout
-    else:
-        shape = arranged(result.shape, call.workers.size, frozenset(), x.layout.grid.shape)
-    if max(shape) == 1:
-        raise NothingCut
-    return Layout.balanced(Grid(call.workers.ranks, shape), x.shape)
 
 
 def by_layer(
@@ -132,12 +104,12 @@ def _squeezed(y: Tensor | tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
 
 
 def _run_of(layer: Any, weights: Sequence[GlobalTensor | None], rank: int) -> LocalFunction:
-    share, agreed = layer._share, layer._agreed
+    agreed = layer._agreed
     quiet = agreed._replace(requires_grad=False)
 
     def run(x: Tensor, *given: Tensor) -> Any:
         layer._agreed = agreed if x.requires_grad and torch.is_grad_enabled() else quiet
-        return layer._local(x, share)
+        return layer._local(x)
 
     if not weights:
         return run
@@ -176,81 +148,3 @@ def _convolved(call: Call, layers: Mapping[int, Any], channels: tuple[int, int],
     given = {name: call[name] if isinstance(call[name], str) else each(call[name], dims) for name in sizes}
     given |= {"groups": call["groups"], "bias": bias is not None, "dtype": weight.dtype}
     return by_layer(call, lambda P: layers[dims](P, *channels, kernel, **given), dims, weights=(weight, bias))
-
-
-def _pooling(call: Call, name: str, *arguments: object) -> Placed:
-    """Pooling by the layer ``Distributed{name}{dims}d``, with the number of dims in the operator's name."""
-    dims = _dims(call)
-    layer: Any = getattr(nn, f"Distributed{name}{dims}d")
-    return by_layer(call, lambda P: layer(P, *arguments), dims, moves=False)
-
-
-def _dims(call: Call) -> int:
-    return int(re.findall(r"(\d)d", call.kind)[0])
-
-
-def _window(call: Call) -> tuple[tuple[int, ...], ...]:
-    """Kernel, stride and padding."""
-    kernel, *rest = (each(call[name], _dims(call)) for name in ("kernel_size", "stride", "padding"))
-    return kernel, rest[0] or kernel, rest[1]
-
-
-@rule(*(f"max_pool{d}d{end}" for d in (1, 2, 3) for end in ("", "_with_indices")))
-def max_pool(call: Call) -> Placed:
-    indices = call.kind.endswith("_indices")
-    return _pooling(call, "MaxPool", *_window(call), each(call["dilation"], _dims(call)), indices, call["ceil_mode"])
-
-
-@rule(*(f"avg_pool{d}d" for d in (1, 2, 3)))
-def avg_pool(call: Call) -> Placed:
-    divisor = (call["divisor_override"],) if _dims(call) > 1 else ()
-    return _pooling(call, "AvgPool", *_window(call), call["ceil_mode"], call["count_include_pad"], *divisor)
-
-
-@rule(*(f"adaptive_max_pool{d}d" for d in (1, 2, 3)))
-def adaptive_max_pool(call: Call) -> Placed:
-    return _pooling(call, "AdaptiveMaxPool", call.result.shape[-_dims(call) :], True)
-
-
-@rule(*(f"adaptive_avg_pool{d}d" for d in (1, 2, 3)), *(f"_adaptive_avg_pool{d}d" for d in (2, 3)))
-def adaptive_avg_pool(call: Call) -> Placed:
-    """Averages over windows that depend on the sizes; an average over all of space is a sum over the workers."""
-    dims, dim = _dims(call), call.tensors[0].dim
-    if call.result.shape[-dims:] == (1,) * dims:
-        return summed(call, range(dim - dims, dim), keepdim=True, is_mean=True)
-    return _pooling(call, "AdaptiveAvgPool", call.result.shape[-dims:])
-
-
-MODES = {
-    **{f"upsample_nearest{d}d": "nearest" for d in (1, 2, 3)},
-    **{f"_upsample_nearest_exact{d}d": "nearest-exact" for d in (1, 2, 3)},
-    "upsample_linear1d": "linear",
-    "upsample_bilinear2d": "bilinear",
-    "upsample_trilinear3d": "trilinear",
-    "upsample_bicubic2d": "bicubic",
-}
-
-
-@rule(*MODES)
-def interpolation(call: Call) -> Placed:
-    """Interpolation in global coordinates."""
-    x = call.tensors[0]
-    layout = source_layout(call, x)
-    factors = call.given.get("scale_factors")
-    if factors is None:
-        names = ("scales",) if x.dim == 3 else tuple(f"scales_{axis}" for axis in "dhw"[5 - x.dim :])
-        given = [call.given.get(name) for name in names]
-        factors = given if None not in given and given else None
-    sizes = {"size": call.result.shape[2:]} if factors is None else {"scale_factor": tuple(factors)}
-    corners = call.given.get("align_corners")
-    P = CartesianPartition(call.workers.transport, layout.grid)
-    layer = nn.DistributedUpsample(P, **sizes, mode=MODES[call.kind], align_corners=corners)
-    layer._title = call.name
-    channels_last = x.order == (0, *range(2, x.dim), 1)
-    layer._plan(layout, call.result.shape, torch.empty(0, dtype=x.dtype, device=x.device), lambda: channels_last)
-
-    def run(x: Tensor) -> Tensor:
-        layer._records = x.requires_grad and torch.is_grad_enabled()
-        return layer._interpolated(x)
-
-    return Placed(Cut(layer.layout), run, [layout])

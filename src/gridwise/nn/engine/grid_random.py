@@ -1,6 +1,6 @@
 """The key of random numbers that do not depend on the grid: a function of a key and the global index of an element.
 
-A worker computes the numbers of its block only (`operators.random_numbers`), and they are the same on any grid. Every
+A worker computes the numbers of its block only (`operators.random.random_numbers`), and they are the same on any grid. Every
 worker draws the key of a call from torch's generator, and the largest is used, so workers whose generators have diverged
 still agree. Seeding torch therefore seeds these numbers, and restoring torch's generator (when resuming a run or
 recomputing a checkpointed activation) restores them. While a step is captured as CUDA graphs, a key is a tensor on the
@@ -16,7 +16,7 @@ import torch
 
 from ...comm.graph_breaks import capturing
 from ...comm.transports.base import Team, Transport
-from ...operators.random_numbers import Key
+from ...operators.random.random_numbers import Key
 
 sequential: ContextVar[tuple[torch.Generator | None] | None] = ContextVar("sequential", default=None)
 """Set by `sequential_random`: a tuple with the generator to draw from (None: torch's own); None where indices decide."""

@@ -50,7 +50,8 @@ from ..engine.copy_and_sum import Copy, Sum
 from ..engine.operator import Ticket, apply
 from ..parameters.blocks import Spread
 from ..windows.conv_node import ConvNode, in_one_call
-from ..windows.windowed_layer import FunctionsByDims, LayersByDims, Rows, Share, Size, WindowedLayer, empty_output
+from ..windows.local_part import empty_output
+from ..windows.windowed_layer import FunctionsByDims, LayersByDims, Rows, Share, Size, WindowedLayer
 
 
 @dataclass(frozen=True)
@@ -290,7 +291,8 @@ class Conv(ConvLayer):
 
     # Calling
 
-    def _local(self, x: Tensor, share: Share) -> Tensor:
+    def _local(self, x: Tensor) -> Tensor:
+        share = self._share
         if share.outputs is not None:
             y = self._convolved(x, share)
         else:

@@ -1,6 +1,6 @@
 """Transposed convolutions on batch x channel x space grids.
 
-How outputs are cut out of what torch makes of the inputs that reach them: `operators.transposed_convolution`.
+How outputs are cut out of what torch makes of the inputs that reach them: `operators.windows.transposed_convolution`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from torch import Tensor
 
 from ...errors import PartitionError
 from ...grid import Cuts, Interval, Layout, Shape, group_runs, groups_of, transposed_need
-from ...operators.transposed_convolution import OutputCrop, cut_out
+from ...operators.windows.transposed_convolution import OutputCrop, cut_out
 from ...partition import Partition
 from ..docstrings import LayerFamily
 from ..engine.arguments import problem_with_sizes
 from ..parameters.blocks import Spread
 from ..windows.conv_node import ConvNode, in_one_call
+from ..windows.local_part import empty_output
 from ..windows.output_size import OutputSize, agree_output_size, as_size, problem_with_output_size
-from ..windows.windowed_layer import FunctionsByDims, LayersByDims, Rows, Share, Size, empty_output
+from ..windows.windowed_layer import FunctionsByDims, LayersByDims, Rows, Share, Size
 from .conv_base import ConvLayer
 
 
@@ -191,7 +192,8 @@ class ConvTranspose(LayerFamily, ConvLayer):
     def forward(self, x: Tensor, output_size: Sequence[int] | None = None) -> Any:
         return super().forward(x)
 
-    def _local(self, x: Tensor, share: Share) -> Tensor:
+    def _local(self, x: Tensor) -> Tensor:
+        share = self._share
         if self._single is not None:
             return self._in_one_node(x, self._single)
         weight, bias = self._weight_and_bias()

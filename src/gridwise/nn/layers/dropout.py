@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...errors import PartitionError
 from ...grid import Box, Layout
-from ...operators.random_numbers import Key, keep_mask
+from ...operators.random.random_numbers import Key, keep_mask
 from ...partition import Partition
 from ..docstrings import LayerFamily
 from ..engine.agreement import agree_layout

@@ -1,42 +1,38 @@
 """Padding layers on batch x channel x space grids: the *global* tensor is padded, and its blocks are balanced again.
 
-    output o of a dim is the input o - before        outside [0, n): the constant, the mirrored, nearest or opposite row
-
 A constant fills the margins of the fetched box, circular padding is done by a route that wraps, and reflection and
-replication are done locally on the rows that they need. Negative padding crops, where torch allows it.
+replication are done locally on the rows that they need (`operators.windows.padding`). Negative padding crops, where torch
+allows it.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from ...errors import PartitionError, UnsupportedError
-from ...grid import Cuts, Layout, Shape, hull_then_pad
+from ...grid import Layout, Shape
+from ...operators.call import TensorSpec
 from ...partition import Partition
-from ..docstrings import LayerFamily
-from ..windows.windowed_layer import Rows, Share, Size, WindowedLayer, empty_output
+from ..docstrings import arguments_of, documented_like
+from ..windows.padded_part import padded_part
+from ..windows.windowed_layer import WindowedLayer
 
 
 class Pad(WindowedLayer):
     """The common base of padding layers; see `DistributedZeroPad2d`."""
 
-    mode: ClassVar[str]
-    _fresh_gradients = False  # the fetched tensor may be the output itself
-    sequential: ClassVar[type[torch.nn.Module]]
+    mode: ClassVar[str] = "constant"
     padding: tuple[int, ...]
     value: float = 0.0
     _settings: ClassVar[tuple[str, ...]] = ("padding",)
 
-    def __init__(self, P_x: Partition, padding: Size, *value: float) -> None:
+    def __init__(self, P_x: Partition, template: torch.nn.Module) -> None:
         super().__init__(P_x)
-        template = self.sequential(padding, *value)
         self._takes_part(P_x, signature=template.extra_repr())
         self._set_template(template)
-        self._pad_mode = self.mode
         self._refuse_negative()
 
     def _refuse_negative(self) -> None:
@@ -48,7 +44,7 @@ class Pad(WindowedLayer):
 
     def _shape_by_torch(self, shape: Shape, dtype: torch.dtype) -> Shape:
         if self.mode in ("reflect", "replicate"):
-            self._try_layer(self.sequential(1), dtype)
+            self._try_layer(type(self._template)(1), dtype)
         return super()._shape_by_torch(shape, dtype)
 
     def _plan(self, source: Layout, shape: Shape) -> None:
@@ -57,26 +53,17 @@ class Pad(WindowedLayer):
             raise PartitionError(
                 f"{self._title}: `padding` (={self.padding}) reaches beyond the {self.dims} dims of space."
             )
-        self._share = self._share_on_grid(source, shape, wrap=self.mode == "circular", fill=self.value)
+        x = TensorSpec(source.global_shape, self._agreed.dtype, self._agreed.device)
+        call = self._call(x, shape, "pad", list(self.padding), self.mode, self.value)
+        target = Layout.balanced(source.grid, shape)
+        self._part = padded_part(call, self.P_x.transport, self._team, self._title, source, target)
 
-    def _rows(self, d: int, cuts: Cuts, extent: int) -> list[Rows]:
-        at = 2 * (self.dims - 1 - d)  # torch lists the last dim first; leading dims may be left out
-        before = self.padding[at] if at < len(self.padding) else 0
-        needs = [(first - before, last - before) for first, last in pairwise(cuts)]
-        if self.mode == "circular":
-            return [Rows(need) for need in needs]
-        return [Rows.padded(hull_then_pad(need, extent, self.mode), self.mode == "constant") for need in needs]
-
-    def _local(self, x: Tensor, share: Share) -> Tensor:
-        window = self._window_input(x)
-        if share.is_empty:
-            return empty_output(share.shape, window.x)
-        padded = any(any(line.pad) for line in share.rows)
-        moved = share.fetch is not None and not share.fetch.is_identity
-        return window.computed(lambda x: x.contiguous() if padded or moved else x.clone())
+    def _local(self, x: Tensor) -> Tensor:
+        y: Tensor = super()._local(x)
+        return y.clone() if y.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() else y
 
 
-class ConstantPad(LayerFamily, Pad):
+class DistributedConstantPad2d(Pad):
     """`torch.nn.ConstantPad2d` on a grid: the same result for every padding, size and grid, or an error.
 
     Parameters
@@ -97,14 +84,26 @@ class ConstantPad(LayerFamily, Pad):
     torch.Size([2, 3, 10, 10])
     """
 
-    mode = "constant"
+    dims = 2
     _settings = ("padding", "value")
-
-    def __init__(self, P_x: Partition, padding: Size, value: float) -> None:
-        super().__init__(P_x, padding, value)
+    __init__ = arguments_of(torch.nn.ConstantPad2d)(Pad.__init__)
 
 
-class ImagePad(LayerFamily, Pad):
+@documented_like(DistributedConstantPad2d)
+class DistributedConstantPad1d(Pad):
+    dims = 1
+    _settings = ("padding", "value")
+    __init__ = arguments_of(torch.nn.ConstantPad1d)(Pad.__init__)
+
+
+@documented_like(DistributedConstantPad2d)
+class DistributedConstantPad3d(Pad):
+    dims = 3
+    _settings = ("padding", "value")
+    __init__ = arguments_of(torch.nn.ConstantPad3d)(Pad.__init__)
+
+
+class DistributedZeroPad2d(Pad):
     """`torch.nn.ZeroPad2d` on a grid: the same result for every padding, size and grid, or an error.
 
     Parameters
@@ -124,68 +123,74 @@ class ImagePad(LayerFamily, Pad):
     torch.Size([1, 3, 12, 12])
     """
 
-    def __init__(self, P_x: Partition, padding: Size) -> None:
-        super().__init__(P_x, padding)
-
-
-class DistributedConstantPad2d(ConstantPad):
-    dims, sequential = 2, torch.nn.ConstantPad2d
-
-
-class DistributedZeroPad2d(ImagePad):
-    dims, sequential, mode = 2, torch.nn.ZeroPad2d, "constant"
+    dims = 2
     _settings = ("padding", "value")
+    __init__ = arguments_of(torch.nn.ZeroPad2d)(Pad.__init__)
 
 
-class DistributedConstantPad1d(ConstantPad):
-    dims, sequential = 1, torch.nn.ConstantPad1d
-
-
-class DistributedConstantPad3d(ConstantPad):
-    dims, sequential = 3, torch.nn.ConstantPad3d
-
-
-class DistributedZeroPad1d(ImagePad):
-    dims, sequential, mode = 1, torch.nn.ZeroPad1d, "constant"
+@documented_like(DistributedZeroPad2d)
+class DistributedZeroPad1d(Pad):
+    dims = 1
     _settings = ("padding", "value")
+    __init__ = arguments_of(torch.nn.ZeroPad1d)(Pad.__init__)
 
 
-class DistributedZeroPad3d(ImagePad):
-    dims, sequential, mode = 3, torch.nn.ZeroPad3d, "constant"
+@documented_like(DistributedZeroPad2d)
+class DistributedZeroPad3d(Pad):
+    dims = 3
     _settings = ("padding", "value")
+    __init__ = arguments_of(torch.nn.ZeroPad3d)(Pad.__init__)
 
 
-class DistributedReflectionPad1d(ImagePad):
-    dims, sequential, mode = 1, torch.nn.ReflectionPad1d, "reflect"
+@documented_like(DistributedZeroPad2d)
+class DistributedReflectionPad1d(Pad):
+    dims, mode = 1, "reflect"
+    __init__ = arguments_of(torch.nn.ReflectionPad1d)(Pad.__init__)
 
 
-class DistributedReflectionPad2d(ImagePad):
-    dims, sequential, mode = 2, torch.nn.ReflectionPad2d, "reflect"
+@documented_like(DistributedZeroPad2d)
+class DistributedReflectionPad2d(Pad):
+    dims, mode = 2, "reflect"
+    __init__ = arguments_of(torch.nn.ReflectionPad2d)(Pad.__init__)
 
 
-class DistributedReflectionPad3d(ImagePad):
-    dims, sequential, mode = 3, torch.nn.ReflectionPad3d, "reflect"
+@documented_like(DistributedZeroPad2d)
+class DistributedReflectionPad3d(Pad):
+    dims, mode = 3, "reflect"
+    __init__ = arguments_of(torch.nn.ReflectionPad3d)(Pad.__init__)
 
 
-class DistributedReplicationPad1d(ImagePad):
-    dims, sequential, mode = 1, torch.nn.ReplicationPad1d, "replicate"
+@documented_like(DistributedZeroPad2d)
+class DistributedReplicationPad1d(Pad):
+    dims, mode = 1, "replicate"
+    __init__ = arguments_of(torch.nn.ReplicationPad1d)(Pad.__init__)
 
 
-class DistributedReplicationPad2d(ImagePad):
-    dims, sequential, mode = 2, torch.nn.ReplicationPad2d, "replicate"
+@documented_like(DistributedZeroPad2d)
+class DistributedReplicationPad2d(Pad):
+    dims, mode = 2, "replicate"
+    __init__ = arguments_of(torch.nn.ReplicationPad2d)(Pad.__init__)
 
 
-class DistributedReplicationPad3d(ImagePad):
-    dims, sequential, mode = 3, torch.nn.ReplicationPad3d, "replicate"
+@documented_like(DistributedZeroPad2d)
+class DistributedReplicationPad3d(Pad):
+    dims, mode = 3, "replicate"
+    __init__ = arguments_of(torch.nn.ReplicationPad3d)(Pad.__init__)
 
 
-class DistributedCircularPad1d(ImagePad):
-    dims, sequential, mode = 1, torch.nn.CircularPad1d, "circular"
+@documented_like(DistributedZeroPad2d)
+class DistributedCircularPad1d(Pad):
+    dims, mode = 1, "circular"
+    __init__ = arguments_of(torch.nn.CircularPad1d)(Pad.__init__)
 
 
-class DistributedCircularPad2d(ImagePad):
-    dims, sequential, mode = 2, torch.nn.CircularPad2d, "circular"
+@documented_like(DistributedZeroPad2d)
+class DistributedCircularPad2d(Pad):
+    dims, mode = 2, "circular"
+    __init__ = arguments_of(torch.nn.CircularPad2d)(Pad.__init__)
 
 
-class DistributedCircularPad3d(ImagePad):
-    dims, sequential, mode = 3, torch.nn.CircularPad3d, "circular"
+@documented_like(DistributedZeroPad2d)
+class DistributedCircularPad3d(Pad):
+    dims, mode = 3, "circular"
+    __init__ = arguments_of(torch.nn.CircularPad3d)(Pad.__init__)

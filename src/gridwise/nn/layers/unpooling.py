@@ -20,40 +20,18 @@ from torch import Tensor
 from ...errors import PartitionError
 from ...grid import Layout, Needs, Shape, route, transposed_need
 from ...partition import Partition
-from ..docstrings import LayerFamily
+from ..docstrings import documented_like
 from ..engine.agreement import Ballot, gather_lines
 from ..engine.arguments import problem_with_sizes
 from ..engine.carrier import Move
 from ..windows.output_size import agree_output_size, as_size, problem_with_output_size
-from ..windows.windowed_layer import LayersByDims, Share, Size, WindowedLayer
+from ..windows.windowed_layer import LayersByDims, Size, WindowedLayer
 
 SEQUENTIAL: LayersByDims = {1: torch.nn.MaxUnpool1d, 2: torch.nn.MaxUnpool2d, 3: torch.nn.MaxUnpool3d}
 
 
-class MaxUnpool(LayerFamily, WindowedLayer):
-    """`torch.nn.MaxUnpool2d` on a grid, for results of a pooling layer with the same arguments and `return_indices`.
-
-    Parameters
-    ----------
-    P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
-    kernel_size, stride, padding : as in torch
-
-    Shape
-    -----
-    - values, indices: ``(batch, channel, height, width)``, or without the batch; this worker's blocks of them
-    - output: like the values, with the extents that the windows reach, or `output_size`
-
-    Notes
-    -----
-    A call takes the values, their indices, and `output_size`: the size of the *global* output, the same on all workers.
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
-    >>> pool = gridwise.nn.DistributedMaxPool2d(P_x, 2, return_indices=True)
-    >>> gridwise.nn.DistributedMaxUnpool2d(P_x, 2)(*pool(torch.ones(2, 3, 4, 4))).shape
-    torch.Size([2, 3, 4, 4])
-    """
+class MaxUnpool(WindowedLayer):
+    """The common base of unpooling layers; see `DistributedMaxUnpool2d`."""
 
     kernel_size: Size
     stride: Size | None
@@ -177,17 +155,40 @@ class MaxUnpool(LayerFamily, WindowedLayer):
         y = y[..., :volume].reshape(self._outputs.shape)
         return y.squeeze(0) if self._unbatched else y
 
-    def _local(self, x: Tensor, share: Share) -> Tensor:
-        raise NotImplementedError  # `forward` needs the indices too
-
 
 class DistributedMaxUnpool2d(MaxUnpool):
+    """`torch.nn.MaxUnpool2d` on a grid, for results of a pooling layer with the same arguments and `return_indices`.
+
+    Parameters
+    ----------
+    P_x : the partition of input and output, axes (batch, channel, height, width), or without the batch
+    kernel_size, stride, padding : as in torch
+
+    Shape
+    -----
+    - values, indices: ``(batch, channel, height, width)``, or without the batch; this worker's blocks of them
+    - output: like the values, with the extents that the windows reach, or `output_size`
+
+    Notes
+    -----
+    A call takes the values, their indices, and `output_size`: the size of the *global* output, the same on all workers.
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
+    >>> pool = gridwise.nn.DistributedMaxPool2d(P_x, 2, return_indices=True)
+    >>> gridwise.nn.DistributedMaxUnpool2d(P_x, 2)(*pool(torch.ones(2, 3, 4, 4))).shape
+    torch.Size([2, 3, 4, 4])
+    """
+
     dims = 2
 
 
+@documented_like(DistributedMaxUnpool2d)
 class DistributedMaxUnpool1d(MaxUnpool):
     dims = 1
 
 
+@documented_like(DistributedMaxUnpool2d)
 class DistributedMaxUnpool3d(MaxUnpool):
     dims = 3

@@ -1,6 +1,6 @@
 """Upsampling and downsampling on a grid: each worker interpolates its block of the global output.
 
-How a box of the output is made from the rows that it needs: `operators.interpolation`.
+How a box of the output is made from the rows that it needs: `operators.windows.interpolation`.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...errors import PartitionError, UnsupportedError
-from ...grid import Layout, Needs, Shape, balanced_cuts, route
+from ...grid import Layout, Shape, balanced_cuts
 from ...operators.call import OperatorCall, TensorSpec
 from ...operators.formats import memory_format_of
-from ...operators.interpolation import CUBIC, KERNELS, Interpolation
-from ...operators.interpolation_weights import NEAREST
-from ...operators.on_grids import needs_of_blocks
+from ...operators.on_boxes import Local
+from ...operators.windows.interpolation import CUBIC, KERNELS, Interpolation
+from ...operators.windows.interpolation_weights import NEAREST
 from ...partition import Partition
 from ..engine.agreement import Ballot, agree_layout
 from ..engine.arguments import problem_with_tensor
 from ..engine.autocast import dtype_after
-from ..engine.carrier import Move
 from ..engine.module import Module
+from ..windows.local_part import LocalPart
 
 
 def _check_mode(mode: str) -> None:
@@ -105,14 +105,11 @@ class DistributedUpsample(Module):
             *map(self._scale, range(dims)),
         )
         call = OperatorCall(kernel, given, {}, (TensorSpec(shape, x.dtype, x.device),))
-        self._operator, me = Interpolation(call, is_channels_last), self.P_x.transport.rank
+        operator = Interpolation(call, is_channels_last)
         cuts = [balanced_cuts(n, p) for n, p in zip(shape[2:], layout.grid.shape[2:], strict=True)]
         self.layout = Layout(layout.grid, (*layout.cuts[:2], *cuts))
-        (needs,) = needs_of_blocks(self._operator.needs, self.layout)
-        self._fetch = None
-        if needs != Needs.of_layout(layout):
-            self._fetch = Move(self.P_x.transport, self._team, self._title, route(layout, needs, me), torch.clone)
-        self._block = self.layout.block(me)
+        local = Local(operator.needs, operator.run)
+        self._part = LocalPart.of(self.P_x.transport, self._team, self._title, local, layout, self.layout)
 
     def forward(self, x: Tensor) -> Tensor:
         if self._is_outside:
@@ -121,14 +118,9 @@ class DistributedUpsample(Module):
 
     def _interpolated(self, x: Tensor) -> Tensor:
         """This worker's block of the output."""
-        if self._fetch is not None:
-            y = self._move(x, self._fetch, self._records)
-        else:
-            y = x.detach().requires_grad_() if self._records and not x.requires_grad else x
         made = dtype_after(lambda one: F.interpolate(one, (1,) * (x.dim() - 2), mode=self.mode), x)
-        if not self._block.volume:
-            return y.sum(dtype=made).expand(self._block.shape)
-        return self._operator.run(self._block, y).to(made).contiguous(memory_format=memory_format_of(x))
+        y: Tensor = self._part(x, self._ticket, self._records)
+        return y.to(made)
 
     def _output_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The global output's shape; raises what torch raises for arguments that do not fit."""

@@ -12,13 +12,10 @@ Torch also decides what is refused: its error for the global shape is raised on 
 
 from __future__ import annotations
 
-import math
 import warnings
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -26,14 +23,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import PartitionError
-from ...grid import Box, Cuts, Grid, Interval, Layout, Needs, Padding, Shape, route
+from ...grid import Box, Grid, Interval, Layout, Needs, Padding, Shape, route
+from ...operators.call import OperatorCall, TensorSpec
+from ...operators.on_boxes import Local
+from ...operators.table import NotOnBoxes
 from ...partition import Partition
 from ..engine.agreement import Structure, agree_layout, agree_unbatched
 from ..engine.arguments import problem_with_tensor
-from ..engine.autocast import autocasts, dtype_of_products
+from ..engine.autocast import autocasts
 from ..engine.layer import Layer
-from ..engine.operator import apply, saving_node
+from ..engine.operator import apply
 from .fetch import Fetch
+from .local_part import LocalPart
 from .saved_input import FetchedInput, WindowInput
 
 Size = int | tuple[int, ...]
@@ -101,7 +102,8 @@ class WindowedLayer(Layer):
     """How many dims of space, after batch and channels."""
     _template: torch.nn.Module
     _share: Share
-    """This worker's part in a call; like `_agreed`, assigned by set-up."""
+    _part: LocalPart
+    """This worker's part in a call, of a convolution or of another layer; like `_agreed`, assigned by set-up."""
     _agreed: Structure
     return_indices: bool = False
     """Whether maximum pooling returns indices too."""
@@ -173,7 +175,7 @@ class WindowedLayer(Layer):
         self._plan(source, self._shape_by_torch(source.global_shape, self._agreed.dtype))
 
     def _distdl_module_teardown(self, input: tuple) -> None:
-        for name in ("_share", "_agreed"):
+        for name in ("_share", "_part", "_agreed"):
             self.__dict__.pop(name, None)
 
     def _shape_by_torch(self, shape: Shape, dtype: torch.dtype) -> Shape:
@@ -215,9 +217,22 @@ class WindowedLayer(Layer):
         layer.return_indices, x = self.return_indices, torch.empty(0, dtype=dtype, device=self._agreed.device)
         self._try_dtypes(lambda one: layer(one(x, 1, 1, *(3,) * self.dims)))
 
-    @abstractmethod
     def _plan(self, source: Layout, shape: Shape) -> None:
-        """Set `_share` for an input in blocks `source` and an output of global `shape`. Nothing is sent."""
+        """Plan for an input in blocks `source` and an output of global `shape`. Nothing is sent."""
+        target = Layout.balanced(source.grid, shape)
+        try:
+            operator = self._operator(TensorSpec(source.global_shape, self._agreed.dtype, self._agreed.device), shape)
+        except NotOnBoxes as error:
+            raise PartitionError(f"{self._title}: {error}.") from None
+        self._part = LocalPart.of(self.P_x.transport, self._team, self._title, operator, source, target)
+
+    def _operator(self, x: TensorSpec, shape: Shape) -> Local:
+        """The layer's operator on boxes, for a global input and the global shape of the output."""
+        raise NotImplementedError
+
+    def _call(self, x: TensorSpec, shape: Shape, name: str, *given: Any) -> OperatorCall:
+        """A call of the ATen operator `name` with these arguments after the input."""
+        return OperatorCall(getattr(torch.ops.aten, name).default, (x, *given), {}, (replace(x, shape=shape),))
 
     def _fetch_rows(
         self,
@@ -244,20 +259,6 @@ class WindowedLayer(Layer):
         options = self._nothing, margins, fill, self._fresh_gradients
         return Fetch(self.P_x.transport, self._team, self._title, plan, *options), mine
 
-    def _share_on_grid(self, source: Layout, shape: Shape, wrap: bool = False, fill: float = 0.0) -> Share:
-        """This worker's part if the output is balanced on the grid of the input, and channels are not mixed."""
-        target = Layout.balanced(source.grid, shape)
-        batch, channels, *space = target.cuts
-        extents = source.global_shape[2:]
-        rows = [self._rows(d, cuts, n) for d, (cuts, n) in enumerate(zip(space, extents, strict=True))]
-        blocks = list(pairwise(batch)), list(pairwise(channels))
-        fetch, mine = self._fetch_rows(source, source.grid, *blocks, rows, wrap, fill)
-        return Share(target.block(self.P_x.transport.rank), fetch, mine)
-
-    def _rows(self, d: int, cuts: Cuts, extent: int) -> list[Rows]:
-        """Per place along dim `d` of space, whose output is cut at `cuts`, the rows that its outputs see."""
-        raise NotImplementedError
-
     @property
     def _nothing(self) -> Callable[[Tensor], Tensor]:
         """Makes the result of a worker without outputs: ``(batch, 0)``, with its own batch if it has one."""
@@ -272,7 +273,7 @@ class WindowedLayer(Layer):
     def forward(self, x: Tensor) -> Any:
         if self._is_outside:
             return self._outside(x)
-        y = self._local(self._batched(x), self._share)
+        y = self._local(self._batched(x))
         if not self._unbatched:
             return y
         return tuple(part.squeeze(0) for part in y) if isinstance(y, tuple) else y.squeeze(0)
@@ -296,9 +297,10 @@ class WindowedLayer(Layer):
     _reads_values = False
     """Whether that function's gradient reads the values of what was fetched, and not only its shape."""
 
-    @abstractmethod
-    def _local(self, x: Tensor, share: Share) -> Any:
-        """The outputs of this worker from the `_window_input` of `x`; zero-volume and connected to it where it has none."""
+    def _local(self, x: Tensor) -> Any:
+        """The outputs of this worker for its block; zero-volume and connected to it where it has none."""
+        y = self._part(self._agreed.convert(x), self._ticket, self._agreed.requires_grad)
+        return y if isinstance(y, tuple) or self._part.block.volume else self._with_indices(y)
 
     def _outside(self, x: Tensor) -> Any:
         """The result of a worker outside the grid: a zero-volume tensor that can be differentiated like all others."""
@@ -306,10 +308,6 @@ class WindowedLayer(Layer):
         for parameter in self.parameters(recurse=False):
             y = y + parameter.flatten()[:0]
         return self._with_indices(as_batch(y, x))
-
-    def _empty(self, share: Share, x: Tensor) -> Any:
-        """The result of a worker without outputs, connected to `x`, for layers without parameters."""
-        return self._with_indices(empty_output(share.shape, x))
 
     def _with_indices(self, y: Tensor) -> Any:
         """`y`, which has no elements, and its indices if the layer returns them."""
@@ -324,20 +322,6 @@ def padded(x: Tensor, rows: Sequence[Rows], mode: str) -> Tensor:
         if line.crop is not None:
             x = x.narrow(d, line.crop[0], line.crop[1] - line.crop[0])
     return x
-
-
-def empty_output(shape: Shape, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-    """A tensor that depends on the arguments as a layer's output does, without calling torch's; zero if it has volume.
-
-    So a worker with nothing to compute enters the same adjoints and sums as all others, of first and second order: the
-    output is linear in `x`, in `weight` and in `bias`.
-    """
-    total = x.sum(dtype=x.dtype)
-    if weight is not None:
-        total = total * weight.sum().to(x.dtype)
-    if bias is not None:
-        total = total + (bias[:0].sum() if math.prod(shape) else bias.sum()).to(x.dtype)
-    return saving_node(total.to(x.dtype if weight is None else dtype_of_products(x))).expand(shape)
 
 
 def as_batch(nothing: Tensor, x: Tensor) -> Tensor:

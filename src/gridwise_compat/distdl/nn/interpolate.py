@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gridwise.errors import UnsupportedError
-from gridwise.operators.interpolation_weights import InterpolationWeights, linear_weights, nearest_weights
+from gridwise.operators.windows.interpolation_weights import InterpolationWeights, linear_weights, nearest_weights
 
 
 def check_mode(mode: str) -> None:

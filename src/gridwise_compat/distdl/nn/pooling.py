@@ -12,11 +12,11 @@ from gridwise.partition import Partition
 from ...notes import note
 from ..backends.mpi.buffer import check_manager
 from ..backends.mpi.partition import plain
-from .mixins import HaloMixin
+from .mixins import HaloMixin, PoolingMixin
 from .module import WindowedModule
 
 
-class DistributedPoolingBase(WindowedModule, HaloMixin, pooling.DistributedPoolingBase):
+class DistributedPoolingBase(WindowedModule, HaloMixin, PoolingMixin, pooling.DistributedPoolingBase):
     """The base class of pooling layers: DistDL's arguments."""
 
     has_dilation = True

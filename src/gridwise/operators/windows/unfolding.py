@@ -7,11 +7,11 @@ from math import prod
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..grid import Box, Interval, transposed_need, window_need
-from .call import OperatorCall
-from .on_boxes import Local
-from .table import operator
-from .windows import Windows, each
+from ...grid import Box, Interval, transposed_need, window_need
+from ..call import OperatorCall
+from ..on_boxes import Local
+from ..table import operator
+from .one_dim import Windows, each
 
 
 @operator("unfold")

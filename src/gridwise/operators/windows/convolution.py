@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..grid import Box, Interval, group_runs, groups_of
-from .call import OperatorCall
-from .on_boxes import Local
-from .table import operator
-from .windows import Windows, cropped, each, needed
+from ...grid import Box, Interval, group_runs, groups_of
+from ..call import OperatorCall
+from ..on_boxes import Local
+from ..table import operator
+from .one_dim import Windows, cropped, each, needed
 
 Convolve = Callable[..., Tensor]
 CONV: dict[int, Convolve] = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}

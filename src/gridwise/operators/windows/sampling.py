@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from .call import OperatorCall
-from .labels import by_labels, numbered
-from .on_boxes import Local
-from .table import operator
+from ..call import OperatorCall
+from ..labels import by_labels, numbered
+from ..on_boxes import Local
+from ..table import operator
 
 
 @operator("grid_sampler", "grid_sampler_2d", "grid_sampler_3d")

@@ -13,7 +13,7 @@ from functools import cached_property
 
 from torch import Tensor
 
-from ..grid import Box, Interval, window_need
+from ...grid import Box, Interval, window_need
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..grid import Box, Interval, group_runs, groups_of, transposed_need
-from .call import OperatorCall
+from ...grid import Box, Interval, group_runs, groups_of, transposed_need
+from ..call import OperatorCall
+from ..on_boxes import Local
+from ..table import operator
 from .convolution import convolution, of_padding
-from .on_boxes import Local
-from .table import operator
-from .windows import each
+from .one_dim import each
 
 CONV_TRANSPOSE: dict[int, Callable[..., Tensor]] = {
     1: torch.conv_transpose1d, 2: torch.conv_transpose2d, 3: torch.conv_transpose3d,

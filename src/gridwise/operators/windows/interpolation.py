@@ -20,9 +20,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..grid import Box, Interval
-from .call import OperatorCall
-from .formats import wide
+from ...grid import Box, Interval
+from ..call import OperatorCall
+from ..formats import wide
+from ..on_boxes import Local
+from ..table import NotOnBoxes, operator
 from .interpolation_weights import (
     NEAREST,
     InterpolationWeights,
@@ -32,8 +34,6 @@ from .interpolation_weights import (
     nearest_weights,
     smooth_weights,
 )
-from .on_boxes import Local
-from .table import NotOnBoxes, operator
 
 LINEAR = {
     "linear": ("upsample_linear1d", "", ""),
@@ -78,7 +78,7 @@ def smooth_interpolation(call: OperatorCall) -> Local:
 
 
 @dataclass(frozen=True)
-class Rows:
+class KernelRows:
     """How the rows of one dim are computed: from `need`, mixed by their weights.
 
     Or the kernel makes `made` rows with `scale`, of which the first `extra` are dropped; `made` is 0 where it would be
@@ -108,7 +108,7 @@ class Interpolation:
         copies = x.device.type == "cuda" and self.mode in CUBIC and self.extents == self.outputs
         self.scales = [1.0] * len(self.extents) if copies else scales_of(call)
         self.x, self.shape, self.is_channels_last = x, call.result.shape, is_channels_last
-        self._planned: dict[tuple[int, Interval], Rows] = {}
+        self._planned: dict[tuple[int, Interval], KernelRows] = {}
 
     def needs(self, box: Box) -> list[Box]:
         return [Box.of_intervals([*_lead(box), *(rows.need for rows in self._rows(box))])]
@@ -118,7 +118,7 @@ class Interpolation:
         rows = self._rows(box)
         return self._by_kernel(x, rows) if all(line.made for line in rows) else self._by_rows(x, rows, box)
 
-    def _by_kernel(self, y: Tensor, rows: Sequence[Rows]) -> Tensor:
+    def _by_kernel(self, y: Tensor, rows: Sequence[KernelRows]) -> Tensor:
         corners = () if self.mode in NEAREST else (self.corners,)
         y = self.kernel(y, [line.made for line in rows], *corners, *(line.scale for line in rows))
         for d, line in enumerate(rows, 2):
@@ -126,7 +126,7 @@ class Interpolation:
                 y = y.narrow(d, line.extra, line.made - line.extra)
         return y
 
-    def _by_rows(self, y: Tensor, rows: Sequence[Rows], box: Box) -> Tensor:
+    def _by_rows(self, y: Tensor, rows: Sequence[KernelRows], box: Box) -> Tensor:
         y = y if self.mode in NEAREST else wide(y)
         weights, _ = self._weights
         lines = list(zip(weights, rows, _space(box), strict=True))
@@ -154,7 +154,7 @@ class Interpolation:
             weights = others
         return weights, alike
 
-    def _rows(self, box: Box) -> list[Rows]:
+    def _rows(self, box: Box) -> list[KernelRows]:
         found = []
         for key in enumerate(_space(box)):
             if key not in self._planned:
@@ -162,22 +162,22 @@ class Interpolation:
             found.append(self._planned[key])
         return found
 
-    def _plan(self, d: int, outputs: Interval) -> Rows:
+    def _plan(self, d: int, outputs: Interval) -> KernelRows:
         n_in, n_out, scale = self.extents[d], self.outputs[d], self.scales[d]
         weights, alike = self._weights[0][d], self._weights[1][d]
         # the gradient of a bicubic dim that keeps its extent is that of a copy
         kept = self.mode in CUBIC and scale is not None and n_in == n_out != scale * n_in
         if outputs == (0, n_out) and alike and not kept:
-            return Rows((0, n_in), n_out, scale)
+            return KernelRows((0, n_in), n_out, scale)
         ratio = 1 / scale if scale else n_in / max(1, n_out)
         if alike and math.frexp(ratio)[0] == 0.5 and not self.corners and outputs[0] < outputs[1]:
             rows = shifted(outputs, weights, ratio)
             if rows.made != rows.need[1] - rows.need[0]:  # ATen's linear kernel just copies if the extents are equal
                 return rows
-        return Rows(weights.need(outputs))
+        return KernelRows(weights.need(outputs))
 
 
-def shifted(outputs: Interval, weights: InterpolationWeights, ratio: float) -> Rows:
+def shifted(outputs: Interval, weights: InterpolationWeights, ratio: float) -> KernelRows:
     """How the kernel makes the rows `outputs` from a box; `ratio`, of input to output rows, is a power of two."""
     start, stop = outputs
     period = max(1, int(1 / ratio))
@@ -185,7 +185,7 @@ def shifted(outputs: Interval, weights: InterpolationWeights, ratio: float) -> R
     at = start - start % period
     while at > 0 and int(at * ratio) > first:  # the kernel would take the box's first row for the tensor's
         at -= period
-    return Rows((int(at * ratio), last), stop - at, 1 / ratio, start - at)
+    return KernelRows((int(at * ratio), last), stop - at, 1 / ratio, start - at)
 
 
 def scales_of(call: OperatorCall) -> list[float | None]:

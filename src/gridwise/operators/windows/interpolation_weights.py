@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..errors import UnsupportedError
-from ..grid import Interval, Shape
+from ...errors import UnsupportedError
+from ...grid import Interval, Shape
 
 NEAREST = {
     "nearest": ("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"),

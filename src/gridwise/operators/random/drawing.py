@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..grid import Box, Shape
-from .call import OperatorCall, TensorSpec
-from .labels import by_labels, none_of, numbered
-from .on_boxes import Local
-from .pointwise import aligned
+from ...grid import Box, Shape
+from ..call import OperatorCall, TensorSpec
+from ..labels import by_labels, none_of, numbered
+from ..on_boxes import Local
+from ..pointwise import aligned
+from ..table import NotOnBoxes, operator
 from .random_stream import Elements, RandomStream
-from .table import NotOnBoxes, operator
 
 
 @operator("dropout", "feature_dropout", "native_dropout", "alpha_dropout", "feature_alpha_dropout")

@@ -22,13 +22,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..grid import Box, Shape
-from ..torch_internals.operators import kernels_of_nn
-from .call import OperatorCall
-from .formats import HALVES, memory_format_of
-from .on_boxes import Local
-from .table import NotOnBoxes, operator
-from .windows import Windows, cropped, each, needed
+from ...grid import Box, Shape
+from ...torch_internals.operators import kernels_of_nn
+from ..call import OperatorCall
+from ..formats import HALVES, memory_format_of
+from ..on_boxes import Local
+from ..table import NotOnBoxes, operator
+from .one_dim import Windows, cropped, each, needed
 
 MAX_POOL: dict[int, Callable[..., Any]] = {1: torch.max_pool1d, 2: torch.max_pool2d, 3: torch.max_pool3d}
 WITH_INDICES: dict[int, Callable[..., Any]] = {

@@ -10,8 +10,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from ..errors import UnsupportedError
-from ..grid import Box, Shape
+from ...errors import UnsupportedError
+from ...grid import Box, Shape
 from .random_numbers import Key, flat_positions, keep_mask, key_at, uniform_numbers
 
 AT_ONCE, LAST = 1 << 20, 16

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..grid import Box, Interval
-from .call import OperatorCall
-from .labels import along
-from .on_boxes import Local
-from .padding import circular
-from .table import NotOnBoxes, operator
+from ...grid import Box, Interval
+from ..call import OperatorCall
+from ..labels import along
+from ..on_boxes import Local
+from ..table import NotOnBoxes, operator
+from .padding import CircularRows
 
 
 @operator("pixel_shuffle")
@@ -65,7 +65,8 @@ def roll(call: OperatorCall) -> Local:
     before = [0] * x.dim
     for shift, d in zip(shifts, dims, strict=True):
         before[d] += shift
-    return circular(x.shape, before)
+    rows = CircularRows(x.shape, tuple(before))
+    return Local(rows.needs, rows.run)
 
 
 @operator("flip")

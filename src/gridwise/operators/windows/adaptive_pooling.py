@@ -18,12 +18,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..grid import Box, Interval, Shape, adaptive_need, adaptive_runs
-from ..torch_internals.operators import kernels_of_nn
-from .call import OperatorCall
-from .on_boxes import AnyOperator, Builder, Composed, Local
+from ...grid import Box, Interval, Shape, adaptive_need, adaptive_runs
+from ...torch_internals.operators import kernels_of_nn
+from ..call import OperatorCall
+from ..on_boxes import AnyOperator, Builder, Composed, Local
+from ..table import operator
 from .pooling import dims_of, global_indices
-from .table import operator
 
 AVG_POOL: dict[int, Callable[..., Tensor]] = {
     1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d, 3: F.adaptive_avg_pool3d,
@@ -57,13 +57,17 @@ def adaptive_average(call: OperatorCall) -> Local:
 
 @operator(*(f"adaptive_max_pool{d}d" for d in (1, 2, 3)))
 def adaptive_max_pool(call: OperatorCall) -> Local:
-    """The maxima and their flat, global indices."""
+    return adaptive_maximum(call, True)
+
+
+def adaptive_maximum(call: OperatorCall, with_indices: bool) -> Local:
+    """The maxima, with their flat, global indices or without."""
     dims = dims_of(call)
     pool, extents = MAX_POOL[dims], call.tensors[0].shape[-dims:]
 
     def pooled(x: Tensor, sizes: Shape, starts: Shape) -> tuple[Tensor, ...]:
         y, indices = pool(x, sizes)
-        return y, global_indices(indices, x.shape[-dims:], starts, extents)
+        return (y, global_indices(indices, x.shape[-dims:], starts, extents)) if with_indices else (y,)
 
     return _by_runs(call, pooled)
 

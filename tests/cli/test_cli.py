@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -126,6 +127,19 @@ def test_doctor_says_which_plug_in_slurm_needs(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(("devices", "words"), [(0, "on the CPU"), (1, "share the one"), (4, "i modulo 4")])
 def test_doctor_says_what_workers_compute_on(devices: int, words: str) -> None:
     assert words in sys.modules["gridwise.cli.doctor"].devices_per_worker(devices)
+
+
+def test_doctor_is_calm_without_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MPI is an extra: nothing has failed where it is not installed."""
+    module, find_spec = sys.modules["gridwise.cli.doctor"], importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "mpi4py" else find_spec(name, *rest)
+    )
+    told = {name: module._tried(probe) for name, probe in module.probes() if "mpi" in name.lower()}
+    assert sorted(told) == ["2 workers over mpi", "MPI library", "mpiexec"]
+    assert not any("FAILED" in text for text in told.values())
+    assert "none is needed" in told["MPI library"]
+    assert told["2 workers over mpi"] == "not possible: mpi4py is not installed"
 
 
 @pytest.mark.parametrize("terminal", [False, True])

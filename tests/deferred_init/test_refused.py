@@ -161,3 +161,24 @@ def test_a_scripted_module_is_refused_in_words_if_it_is_deferred() -> None:
     materialize_module(model)
     assert torch.equal(model.part(torch.ones(3)), real(torch.ones(3)))
     assert not is_deferred(model)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_accelerates_empty_weights_are_refused_in_words(inside: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`init_empty_weights` makes every parameter anew on the meta device, with its attributes as arguments."""
+    register = nn.Module.register_parameter
+
+    def register_empty(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+        register(module, name, parameter)
+        made = module._parameters[name]
+        assert made is not None
+        module._parameters[name] = type(made)(made.to("meta"), **made.__dict__, requires_grad=made.requires_grad)
+
+    def build() -> nn.Module:
+        with monkeypatch.context() as patched:
+            patched.setattr(nn.Module, "register_parameter", register_empty)
+            return nn.Linear(3, 2) if inside else deferred_init(nn.Linear, 3, 2)
+
+    with pytest.raises(FakeTensorError, match=r"(?s)init_empty_weights.*fix: leave it out"):
+        deferred_init(build) if inside else build()
+    assert is_deferred(deferred_init(nn.Linear, 3, 2))

@@ -6,6 +6,7 @@ A probe is a function that returns what it found. For one that fails the reason 
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import shutil
@@ -87,7 +88,7 @@ def probes() -> Iterator[tuple[str, Callable[[], str]]]:
     yield "torch", _torch
     yield "recording", _recording
     yield "MPI library", _mpi_library
-    yield "mpiexec", lambda: start.mpiexec() or "none found beside the interpreter or on PATH that fits mpi4py"
+    yield "mpiexec", _mpiexec
     yield "Slurm", slurm
     yield "torch.distributed", _torch_distributed
     yield "GPUs", _gpus
@@ -132,6 +133,8 @@ def _recording() -> str:
 
 def _mpi_library() -> str:
     """Asked in another process, because loading MPI starts it."""
+    if importlib.util.find_spec("mpi4py") is None:
+        return "none, and none is needed: gloo connects the workers (pip install 'gridwise[mpi]' brings one)"
     code = "from mpi4py import MPI; print(MPI.Get_library_version())"
     answer = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS, env=start.clean(os.environ)
@@ -140,6 +143,12 @@ def _mpi_library() -> str:
     if answer.returncode:
         return f"FAILED: {lines[-1] if lines else start.spelt_exit(answer.returncode)}"
     return " ".join(lines[0].split())
+
+
+def _mpiexec() -> str:
+    if importlib.util.find_spec("mpi4py") is None:
+        return "not asked for without mpi4py"
+    return start.mpiexec() or "none found beside the interpreter or on PATH that fits mpi4py"
 
 
 def _torch_distributed() -> str:

@@ -45,6 +45,13 @@ class FakeTensor(Tensor):
     parameter_class: type[Tensor]  # the subclass of nn.Parameter that it stands for
     became: Tensor  # the real tensor that replaced it, if its own object could not become real
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> NoReturn:  # type: ignore[misc]
+        raise FakeTensorError(
+            "Something makes a parameter again by calling its class, which a fake tensor cannot follow: accelerate's "
+            "`init_empty_weights` does that to all parameters of modules that are made meanwhile.",
+            fix="leave it out: a deferred or fake model takes no memory either.",
+        )
+
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: OpOverload, types: object, args: Args = (), kwargs: Kwargs | None = None

@@ -32,8 +32,21 @@ class GridwiseError(Exception):
         super().__init__(describe(asked, offenders, fix))
 
 
-class PartitionError(GridwiseError, ValueError):
-    """An argument, a shape or a grid does not fit: nothing was sent and nothing was changed.
+class ArgumentError(GridwiseError, ValueError):
+    """An argument, a setting or the shape of an input is wrong: nothing was changed.
+
+    Examples
+    --------
+    >>> try:
+    ...     gridwise.tagi.nn.Linear(2, 2, init_method="Hee")
+    ... except gridwise.errors.ArgumentError as error:
+    ...     print("`init_method`" in str(error))
+    True
+    """
+
+
+class PartitionError(ArgumentError):
+    """An argument, a shape or a grid does not fit a partition: nothing was sent and nothing was changed.
 
     Examples
     --------

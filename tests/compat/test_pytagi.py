@@ -272,7 +272,7 @@ def test_settings_of_workers_can_be_set_one_by_one() -> None:
     config.device_ids, config.rank, config.world_size, config.backend = [1, 2], 3, 4, "nccl"
     assert (config.device_ids, config.rank, config.world_size, config.backend) == ([1, 2], 3, 4, "nccl")
     config.rank = 7
-    with pytest.raises(gridwise.errors.PartitionError, match="`rank`"):
+    with pytest.raises(gridwise.errors.ArgumentError, match="`rank`"):
         DDPSequential(Sequential(Linear(1, 1)), config)
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import gridwise.tagi as tagi
-from gridwise.errors import PartitionError
+from gridwise.errors import ArgumentError
 from gridwise.tagi import metric, plots
 
 
@@ -43,9 +43,9 @@ def test_classes_that_are_as_often_right_as_they_claim() -> None:
     assert curve.rows.sum() == 20_000
     sharpened = p**3 / (p**3).sum(1, keepdims=True)
     assert tagi.calibration_curve(tagi.ClassPrediction(p.argmax(1), sharpened), label).error > 0.05
-    with pytest.raises(PartitionError, match=r"(?s)shape \(3, 2\).*fix"):
+    with pytest.raises(ArgumentError, match=r"(?s)shape \(3, 2\).*fix"):
         tagi.calibration_curve(np.ones((3, 2)) / 2, np.array(["a", "b", "a"]))
-    with pytest.raises(PartitionError, match="bins"):
+    with pytest.raises(ArgumentError, match="bins"):
         tagi.calibration_curve(p, label, bins=0)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 import gridwise
 import gridwise.tagi.distributed.replicas as replicas
 import gridwise.tagi.nn as nn
-from gridwise.errors import GridwiseError, PartitionError, UnsupportedError
+from gridwise.errors import ArgumentError, GridwiseError, UnsupportedError
 from gridwise.tagi import Classifier, Forecaster, Regressor
 from gridwise.testing import workers
 
@@ -195,7 +195,7 @@ def test_train_step_and_estimators_share_the_sums() -> None:
     if gridwise.world().size > 1:
         with pytest.raises(UnsupportedError, match="compile=False"):
             nn.TrainStep(net.model, compile=True)(torch.ones(1, 6), torch.ones(1, 2), 0.1)
-    with pytest.raises(PartitionError, match="model"):
+    with pytest.raises(ArgumentError, match="model"):
         nn.TrainStep(net)  # type: ignore[arg-type]
 
 
@@ -216,16 +216,16 @@ def test_errors_are_everybodys() -> None:
     P = gridwise.world()
     last = P.rank == P.size - 1
     if not torch.cuda.is_available():
-        with pytest.raises(PartitionError, match="gloo"):
+        with pytest.raises(ArgumentError, match="gloo"):
             nn.DDPSequential(fnn(), nn.DDPConfig([0], rank=P.rank, world_size=P.size))
-    with pytest.raises(PartitionError, match="world_size"):
+    with pytest.raises(ArgumentError, match="world_size"):
         nn.DDPSequential(fnn(), config(world_size=P.size + 1) if last else config())
     if P.size > 1:
-        with pytest.raises(PartitionError, match=f"started over.*fix: backend='{P.transport.name}'"):
+        with pytest.raises(ArgumentError, match=f"started over.*fix: backend='{P.transport.name}'"):
             nn.DDPSequential(fnn(), config(backend="mpi" if P.transport.name == "gloo" else "gloo"))
-        with pytest.raises(PartitionError, match="different networks"):
+        with pytest.raises(ArgumentError, match="different networks"):
             nn.DDPSequential(cnn() if last else fnn(), config())
-        with pytest.raises(PartitionError, match="different networks"):  # with the same parameters
+        with pytest.raises(ArgumentError, match="different networks"):  # with the same parameters
             nn.DDPSequential(nn.Sequential(nn.Linear(6, 2), nn.LeakyReLU(0.2 if last else 0.1)), config())
     net = nn.DDPSequential(fnn(), config())
     with pytest.raises(GridwiseError, match="Linear"):
@@ -234,7 +234,7 @@ def test_errors_are_everybodys() -> None:
         net.backward()
     learn(net, torch.ones(2, 6), torch.ones(2, 2))  # and it goes on
     for wrong in ({"backend": "ftp"}, {"rank": P.size}, {"device_ids": [0, -1]}):
-        with pytest.raises(PartitionError, match=next(iter(wrong))):
+        with pytest.raises(ArgumentError, match=next(iter(wrong))):
             config(**wrong)
 
 
@@ -288,11 +288,11 @@ def test_data_that_one_worker_cannot_learn_from_are_refused_on_all() -> None:
     before = copy.deepcopy(net.model.state_dict())
     bad = x.copy()
     bad[5, 1] = np.nan
-    with pytest.raises(PartitionError, match=f"worker {P.size - 1}: fit: `x` has nan in row 5, column 1"):
+    with pytest.raises(ArgumentError, match=f"worker {P.size - 1}: fit: `x` has nan in row 5, column 1"):
         model.fit(bad if P.rank == P.size - 1 else x, y, progress=False)
-    with pytest.raises(PartitionError, match="epochs"):
+    with pytest.raises(ArgumentError, match="epochs"):
         model.fit(x, y, epochs=1 + P.rank, progress=False)
-    with pytest.raises(PartitionError, match="no rows"):
+    with pytest.raises(ArgumentError, match="no rows"):
         model.fit(x[:0], y[:0], progress=False)
     assert all(torch.equal(value, before[name]) for name, value in net.model.state_dict().items())
     model.fit(x, y, progress=False)  # and it goes on

@@ -11,7 +11,7 @@ import torch
 
 import gridwise
 import gridwise.tagi.nn as nn
-from gridwise.errors import PartitionError
+from gridwise.errors import ArgumentError
 from gridwise.tagi import Forecaster, Regressor
 from gridwise.testing import workers
 
@@ -44,7 +44,7 @@ def is_last() -> bool:
 def test_networks_that_compute_something_else_with_the_same_parameters_are_refused(
     mine: Callable[[bool], list[nn.BaseLayer]],
 ) -> None:
-    with pytest.raises(PartitionError, match="different networks"):
+    with pytest.raises(ArgumentError, match="different networks"):
         shared(nn.Sequential(*mine(is_last())))
     shared(nn.Sequential(*mine(False)))
 
@@ -74,7 +74,7 @@ class Loader:
 )
 def test_a_loader_that_fails_on_one_worker(readings: list[Any], told: str) -> None:
     model = Regressor(shared(nn.Sequential(nn.Linear(6, 2))).model)
-    with pytest.raises(PartitionError, match=told):
+    with pytest.raises(ArgumentError, match=told):
         model.fit(Loader(*(readings if is_last() else [PAIRS, PAIRS])), progress=False)
     model.fit(X, Y, progress=False)  # and it goes on
 
@@ -83,7 +83,7 @@ def test_a_loader_that_fails_on_one_worker(readings: list[Any], told: str) -> No
 def test_a_series_that_is_none_on_one_worker() -> None:
     model = Forecaster(nn.Sequential(nn.Linear(3, 1)), window=3)
     shared(model._regressor.net)
-    with pytest.raises(PartitionError, match="worker 1"):
+    with pytest.raises(ArgumentError, match="worker 1"):
         model.fit(RAGGED if is_last() else np.arange(20.0), progress=False)
     model.fit(np.arange(20.0), progress=False)
 
@@ -92,15 +92,15 @@ def test_a_series_that_is_none_on_one_worker() -> None:
 def test_ragged_values_on_one_worker() -> None:
     net = shared(nn.Sequential(nn.Linear(6, 2)))
     x, y = torch.ones(2, 6), torch.ones(2, 2)
-    with pytest.raises(PartitionError, match="worker 1"):
+    with pytest.raises(ArgumentError, match="worker 1"):
         net(RAGGED if is_last() else x)
     net(x)
     nn.OutputUpdater().update(net.output_z_buffer, RAGGED if is_last() else y, 0.1, net.input_delta_z_buffer)
-    with pytest.raises(PartitionError, match="worker 1"):
+    with pytest.raises(ArgumentError, match="worker 1"):
         net.backward()
     net(x)
     net.model.set_delta_z(RAGGED if is_last() else y, y)
-    with pytest.raises(PartitionError, match="worker 1"):
+    with pytest.raises(ArgumentError, match="worker 1"):
         net.backward()
     net(x)
     net.model.set_delta_z(y, -y)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import gridwise.tagi.nn as nn
-from gridwise.errors import PartitionError, UnsupportedError
+from gridwise.errors import ArgumentError, UnsupportedError
 
 NETWORKS: dict[str, tuple[Callable[[], list[nn.BaseLayer]], tuple[int, ...]]] = {
     "batch norm": (lambda: [nn.Linear(3, 2), nn.BatchNorm2d(2), nn.ReLU(), nn.Linear(2, 2)], (3,)),
@@ -65,7 +65,7 @@ def test_rows_of_another_size_are_not_regrouped() -> None:
         (nn.Sequential(nn.MultiheadAttention(2, 1, seq_len=3)), (4, 12)),
     ):
         for x in (torch.zeros(shape), np.zeros(shape)):
-            with pytest.raises(PartitionError, match=r"values a sample, \d are needed"):
+            with pytest.raises(ArgumentError, match=r"values a sample, \d are needed"):
                 net(x)
 
 
@@ -74,16 +74,16 @@ def test_variances_have_the_rows_of_their_means() -> None:
     for flat in (torch.ones(2, 3), torch.ones(6)):
         assert net(x, flat)[1].shape == (2, 2)
     for wrong in (torch.ones(3, 2), torch.ones(()), torch.ones(2, 2)):
-        with pytest.raises(PartitionError, match="6 means of 2 samples"):
+        with pytest.raises(ArgumentError, match="6 means of 2 samples"):
             net(x, wrong)
 
 
 def test_indices_are_whole_numbers_that_the_type_has() -> None:
     net = nn.Sequential(nn.Embedding(300, 2))
     assert net(torch.tensor([[257, 299]]))[0].shape == (1, 2, 2)
-    with pytest.raises(PartitionError, match=r"1\.5 came in for an index"):
+    with pytest.raises(ArgumentError, match=r"1\.5 came in for an index"):
         net(torch.tensor([[0.0, 1.5]]))
-    with pytest.raises(PartitionError, match="up to 256 only"):
+    with pytest.raises(ArgumentError, match="up to 256 only"):
         net.bfloat16()(torch.tensor([[257]]))
 
 
@@ -93,7 +93,7 @@ def test_arrays_come_back_from_a_network_in_bfloat16() -> None:
 
 
 def test_buffers_have_as_many_values_for_each_sample() -> None:
-    with pytest.raises(PartitionError, match="block_size"):
+    with pytest.raises(ArgumentError, match="block_size"):
         nn.BaseDeltaStates(7, 2)
 
 
@@ -113,19 +113,19 @@ def test_flat_images_have_the_declared_size_whatever_came_before() -> None:
 def test_a_layer_stands_in_one_place_and_an_activation_anywhere() -> None:
     linear, relu = nn.Linear(3, 3), nn.ReLU()
     assert len(nn.Sequential(linear, relu, nn.Linear(3, 3), relu).layers) == 4
-    with pytest.raises(PartitionError, match=r"layer 2, Linear\(3,3\), is layer 0 again"):
+    with pytest.raises(ArgumentError, match=r"layer 2, Linear\(3,3\), is layer 0 again"):
         nn.Sequential(linear, relu, linear)
 
 
 def test_settings_are_checked() -> None:
     net = nn.Sequential(nn.LSTM(1, 4, 1), nn.Linear(4, 1))
     for cap in ("often", 0.0, -1.0):
-        with pytest.raises(PartitionError, match="cap"):
+        with pytest.raises(ArgumentError, match="cap"):
             net.set_cap(cap)
     for states in ((np.zeros(4),) * 3, (np.zeros(4), np.zeros(8), np.zeros(4), np.zeros(4)), (np.zeros(3),) * 4):
-        with pytest.raises(PartitionError, match="mu_h, var_h, mu_c, var_c"):
+        with pytest.raises(ArgumentError, match="mu_h, var_h, mu_c, var_c"):
             net.set_lstm_states({0: states})
-    with pytest.raises(PartitionError, match="seq_len"):
+    with pytest.raises(ArgumentError, match="seq_len"):
         nn.LSTM(1, 4, 0)
 
 
@@ -133,18 +133,18 @@ def test_a_step_in_one_call_checks_sizes_like_the_updater() -> None:
     net = nn.Sequential(nn.Linear(3, 2))
     x = torch.zeros(4, 3)
     for y, noise in ((torch.zeros(4), 0.1), (torch.zeros(4, 2), torch.ones(2)), (torch.zeros(4, 2), torch.ones(4, 1))):
-        with pytest.raises(PartitionError, match="8 are needed"):
+        with pytest.raises(ArgumentError, match="8 are needed"):
             nn.TrainStep(net)(x, y, noise)
-    with pytest.raises(PartitionError, match="as many for each sample"):
+    with pytest.raises(ArgumentError, match="as many for each sample"):
         nn.TrainStep(net, "indices")(x, torch.zeros(3), 0.1, torch.ones(3))
-    with pytest.raises(PartitionError, match="odd number of units"):
+    with pytest.raises(ArgumentError, match="odd number of units"):
         nn.TrainStep(nn.Sequential(nn.Linear(3, 3)), "heteros")(x, torch.zeros(4, 2))
 
 
 @pytest.mark.parametrize("index", [[0, 1], [1, 3]])
 def test_a_step_in_one_call_refuses_units_that_are_not_there(index: list[int]) -> None:
     step = nn.TrainStep(nn.Sequential(nn.Linear(3, 2)), "indices")
-    with pytest.raises(PartitionError, match=r"2 indices, from \d to \d, came in[^\n]*\n  fix: .*from 1 to 2"):
+    with pytest.raises(ArgumentError, match=r"2 indices, from \d to \d, came in[^\n]*\n  fix: .*from 1 to 2"):
         step(torch.ones(2, 3), torch.ones(2), 0.1, index)
 
 
@@ -158,7 +158,7 @@ def test_a_step_in_one_call_updates_the_input_if_asked() -> None:
 
 
 def test_a_window_of_a_maximum_has_at_least_one_value() -> None:
-    with pytest.raises(PartitionError, match=r"`padding` \(=\(2, 2\)\)[^\n]*`kernel_size` \(=\(2, 2\)\)[^\n]*\n  fix:"):
+    with pytest.raises(ArgumentError, match=r"`padding` \(=\(2, 2\)\)[^\n]*`kernel_size` \(=\(2, 2\)\)[^\n]*\n  fix:"):
         nn.MaxPool2d(2, 2, 2, 1)
     mu, var = nn.Sequential(nn.MaxPool2d(3, 1, 2, 1))(torch.ones(1, 1, 2, 2), torch.ones(1, 1, 2, 2))
     assert torch.equal(mu, torch.ones(1, 1, 4, 4))
@@ -178,14 +178,14 @@ def test_a_window_of_a_maximum_has_at_least_one_value() -> None:
     ],
 )
 def test_windows_have_a_size_and_a_known_padding(build: Callable[[], nn.BaseLayer]) -> None:
-    with pytest.raises(PartitionError, match=r"Pool2d|Conv2d"):
+    with pytest.raises(ArgumentError, match=r"Pool2d|Conv2d"):
         build()
 
 
 def test_negative_indices_are_padding_or_refused() -> None:
     net = nn.Sequential(nn.Embedding(5, 2, padding_idx=-3))
     assert not net(torch.tensor([[-3.0]]))[0].any()
-    with pytest.raises(PartitionError, match="indices from -1 to 4 came in"):
+    with pytest.raises(ArgumentError, match="indices from -1 to 4 came in"):
         net(torch.tensor([[-1.0, -3.0, 4.0]]))
     outside = nn.Sequential(nn.Embedding(5, 2, padding_idx=9))
     assert not outside(torch.tensor([[9.0]]))[0].any()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gridwise.tagi as tagi
-from gridwise.errors import PartitionError
+from gridwise.errors import ArgumentError
 from gridwise.tagi import metric
 
 MEASURES: list[Callable[[np.ndarray, np.ndarray], object]] = [
@@ -31,7 +31,7 @@ def test_a_column_is_a_vector_and_other_shapes_are_refused(measure: Callable[[np
     assert measure(p[:, None], y) == expected
     assert measure(p, y[:, None]) == expected
     for other in (y[:5], y[:1], y.reshape(2, 3), y[None], np.float64(1.0)):
-        with pytest.raises(PartitionError, match=r"shape \(6,\)[^\n]*\n  fix:"):
+        with pytest.raises(ArgumentError, match=r"shape \(6,\)[^\n]*\n  fix:"):
             measure(p, np.asarray(other))
 
 
@@ -51,12 +51,12 @@ def test_a_prediction_that_is_nan_is_not_left_out(measure: Callable[[np.ndarray,
 @pytest.mark.parametrize("level", [95, 0.0, 1.0, -0.1, float("nan")])
 def test_levels_are_probabilities(level: float) -> None:
     p = tagi.Prediction(np.zeros(3), np.ones(3), np.ones(3))
-    with pytest.raises(PartitionError, match=r"`level` \(=[^\n]*\n  fix: 0\.95"):
+    with pytest.raises(ArgumentError, match=r"`level` \(=[^\n]*\n  fix: 0\.95"):
         p.interval(level)
-    with pytest.raises(PartitionError, match="level"):
+    with pytest.raises(ArgumentError, match="level"):
         metric.coverage(p.mean, p.mean, p.std, level)
 
 
 def test_labels_need_all_nodes_of_a_sample() -> None:
-    with pytest.raises(PartitionError, match="10 means and 11 variances"):
+    with pytest.raises(ArgumentError, match="10 means and 11 variances"):
         metric.HRCSoftmaxMetric(10).get_predicted_labels(np.zeros(10), np.zeros(11))

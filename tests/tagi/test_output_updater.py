@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import gridwise.tagi.nn as nn
-from gridwise.errors import PartitionError
+from gridwise.errors import ArgumentError
 
 
 def _states(mu: torch.Tensor, var: torch.Tensor, jcb: torch.Tensor | None = None) -> nn.BaseHiddenStates:
@@ -77,9 +77,9 @@ def test_learnt_noise_with_a_missing_observation() -> None:
 def test_wrong_sizes_are_told() -> None:
     states, delta = _states(torch.zeros(2, 3), torch.ones(2, 3)), nn.BaseDeltaStates()
     updater = nn.OutputUpdater()
-    with pytest.raises(PartitionError, match="5 observations with 6 variances"):
+    with pytest.raises(ArgumentError, match="5 observations with 6 variances"):
         updater.update(states, np.zeros(5), np.zeros(6), delta)
-    with pytest.raises(PartitionError, match="each from 1 to 3"):
+    with pytest.raises(ArgumentError, match="each from 1 to 3"):
         updater.update_using_indices(states, np.zeros(2), np.zeros(2), np.array([0, 3]), delta)
 
 

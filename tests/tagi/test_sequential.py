@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import gridwise.tagi.nn as nn
-from gridwise.errors import GridwiseError, PartitionError
+from gridwise.errors import ArgumentError, GridwiseError
 
 
 def small() -> nn.Sequential:
@@ -91,9 +91,9 @@ def test_state_dict_is_torchs_and_loads_pytagis() -> None:
 def test_loading_what_does_not_fit_is_refused() -> None:
     net = small()
     form = net.pytagi_state_dict()
-    with pytest.raises(PartitionError, match="names of the layers differ"):
+    with pytest.raises(ArgumentError, match="names of the layers differ"):
         net.load_state_dict({"Linear.1": form["Linear.0"]})
-    with pytest.raises(PartitionError, match=r"Linear\.0\.mu_w has 24 values here and 3"):
+    with pytest.raises(ArgumentError, match=r"Linear\.0\.mu_w has 24 values here and 3"):
         net.load_state_dict(form | {"Linear.0": ([1.0] * 3, [1.0] * 3, [], [])})
 
 
@@ -109,7 +109,7 @@ def test_what_does_not_fit_changes_nothing(tmp_path: Path) -> None:
         lambda: net.load_csv(prefix),
         lambda: net.load_state_dict(wider.pytagi_state_dict()),
     ):
-        with pytest.raises(PartitionError):
+        with pytest.raises(ArgumentError):
             load()
         assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     precise = nn.Sequential(nn.Linear(4, 6)).double()
@@ -150,10 +150,10 @@ def test_files_come_back(tmp_path: Path) -> None:
     fourth = images()
     fourth.params_from(net)
     torch.testing.assert_close(fourth.eval()(x), net(x))
-    with pytest.raises(PartitionError, match=r"another network|expected"):
+    with pytest.raises(ArgumentError, match=r"another network|expected"):
         small().load(str(tmp_path / "net.bin"))
     (tmp_path / "short.bin").write_bytes((tmp_path / "net.bin").read_bytes()[:100])
-    with pytest.raises(PartitionError, match="ends inside"):
+    with pytest.raises(ArgumentError, match="ends inside"):
         images().load(str(tmp_path / "short.bin"))
 
 
@@ -258,7 +258,7 @@ def test_states_inside_a_block_can_be_read_and_set() -> None:
     net.reset_lstm_states()
     net.set_lstm_states(states)
     assert torch.equal(net(torch.ones(1, 1))[0], want)
-    with pytest.raises(PartitionError, match=r"layers 0, 1\.1 have states, not 1"):
+    with pytest.raises(ArgumentError, match=r"layers 0, 1\.1 have states, not 1"):
         net.set_lstm_states({1: states[0]})
 
 
@@ -306,19 +306,19 @@ def test_the_originals_smoother_has_states_for_one_sample_only() -> None:
 
 
 def test_errors_teach() -> None:
-    with pytest.raises(PartitionError, match="not a whole number of samples"):
+    with pytest.raises(ArgumentError, match="not a whole number of samples"):
         small()(np.zeros(7))
-    with pytest.raises(PartitionError, match=r"fix: Linear\(5, 2\)"):
+    with pytest.raises(ArgumentError, match=r"fix: Linear\(5, 2\)"):
         nn.Linear(3, 2).forward(nn.Gaussian(torch.zeros(2, 5)))
-    with pytest.raises(PartitionError, match="in_width"):
+    with pytest.raises(ArgumentError, match="in_width"):
         nn.Sequential(nn.Conv2d(1, 1, 3))(np.zeros(9))
-    with pytest.raises(PartitionError, match="main block gives shape"):
+    with pytest.raises(ArgumentError, match="main block gives shape"):
         nn.ResNetBlock(nn.Linear(3, 2)).forward(nn.Gaussian(torch.zeros(1, 3)))
-    with pytest.raises(PartitionError, match="odd number of units"):
+    with pytest.raises(ArgumentError, match="odd number of units"):
         nn.EvenExp().forward(nn.Gaussian(torch.zeros(1, 3)))
-    with pytest.raises(PartitionError, match="'He' or 'Xavier'"):
+    with pytest.raises(ArgumentError, match="'He' or 'Xavier'"):
         nn.Linear(2, 2, init_method="Glorot")
-    with pytest.raises(PartitionError, match="None or 'cutagi'"):
+    with pytest.raises(ArgumentError, match="None or 'cutagi'"):
         nn.Sequential(nn.Linear(2, 2), compat="pytagi")
 
 

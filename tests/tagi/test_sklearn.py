@@ -19,7 +19,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import gridwise.tagi.nn as nn
-from gridwise.errors import GridwiseError, PartitionError
+from gridwise.errors import ArgumentError, GridwiseError
 from gridwise.tagi import metric
 from gridwise.tagi.estimators.sklearn import base, search
 from gridwise.tagi.estimators.sklearn.noise import likeliest
@@ -201,7 +201,7 @@ def test_fits_are_the_same_for_the_same_seed_and_leave_torch_alone() -> None:
     ],
 )
 def test_settings_that_mean_nothing(options: dict[str, Any], match: str) -> None:
-    with pytest.raises(PartitionError, match=match):
+    with pytest.raises(ArgumentError, match=match):
         TAGIRegressor(**options).fit(*waves(20, 1.0))
 
 
@@ -276,7 +276,7 @@ def test_one_number_is_one_hidden_layer() -> None:
     assert model.net_.layers[0].output_size == 5
     assert model.hidden_layers == 5
     for wrong in (0, 2.5, None):
-        with pytest.raises(PartitionError, match="`hidden_layers`"):
+        with pytest.raises(ArgumentError, match="`hidden_layers`"):
             TAGIRegressor(wrong).fit(x, x[:, 0])
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gridwise.tagi as tagi
-from gridwise.errors import PartitionError
+from gridwise.errors import ArgumentError
 from gridwise.tagi import metric
 from gridwise.tagi.hrc_softmax import class_probabilities, class_tree
 
@@ -62,7 +62,7 @@ def test_labels_and_probabilities_equal_the_originals() -> None:
 def test_encodings_and_windows() -> None:
     utils = tagi.Utils()
     assert utils.label_to_one_hot(np.array([1, 0]), 3).tolist() == [0, 1, 0, 1, 0, 0]
-    with pytest.raises(PartitionError, match="labels from 0 to 3"):
+    with pytest.raises(ArgumentError, match="labels from 0 to 3"):
         utils.label_to_one_hot(np.array([4]), 4)
     x, y = utils.create_rolling_window(np.arange(12.0).reshape(6, 2), np.array([0]), 2, 1, 2, 1)
     assert x.tolist() == [[0, 1, 2, 3], [2, 3, 4, 5], [4, 5, 6, 7], [6, 7, 8, 9]]
@@ -78,7 +78,7 @@ def test_image_files(tmp_path: Path) -> None:
     images, labels = utils.load_mnist_images(str(tmp_path / "images"), str(tmp_path / "labels"), 2)
     np.testing.assert_allclose(images, pixels[:2].reshape(2, 4) / 255, rtol=1e-6)
     assert labels.tolist() == [5, 0]
-    with pytest.raises(PartitionError, match="starts with 2049"):
+    with pytest.raises(ArgumentError, match="starts with 2049"):
         utils.load_mnist_images(str(tmp_path / "labels"), str(tmp_path / "labels"), 1)
     raw = np.random.default_rng(1).integers(0, 256, (2, 3073), dtype=np.uint8)
     (tmp_path / "cifar").write_bytes(raw.tobytes())
@@ -90,20 +90,20 @@ def test_image_files(tmp_path: Path) -> None:
 def test_too_few_labels_are_not_too_few_images(tmp_path: Path) -> None:
     (tmp_path / "images").write_bytes(b"".join(n.to_bytes(4, "big") for n in (2051, 3, 1, 1)) + bytes(3))
     (tmp_path / "labels").write_bytes(b"".join(n.to_bytes(4, "big") for n in (2049, 2)) + bytes(2))
-    with pytest.raises(PartitionError, match=r"3 wanted, [^\n]*images holds 3, [^\n]*labels holds 2"):
+    with pytest.raises(ArgumentError, match=r"3 wanted, [^\n]*images holds 3, [^\n]*labels holds 2"):
         tagi.Utils().load_mnist_images(str(tmp_path / "images"), str(tmp_path / "labels"), 3)
 
 
 def test_what_cannot_be_encoded_cut_or_read(tmp_path: Path) -> None:
     utils = tagi.Utils()
-    with pytest.raises(PartitionError, match=r"1\.7 is not a whole number"):
+    with pytest.raises(ArgumentError, match=r"1\.7 is not a whole number"):
         utils.label_to_obs(np.array([1.0, 1.7]), 10)
-    with pytest.raises(PartitionError, match="stride"):
+    with pytest.raises(ArgumentError, match="stride"):
         utils.create_rolling_window(np.arange(9.0), np.array([0]), 3, 1, 1, 0)
     (tmp_path / "none").write_bytes(b"")
     (tmp_path / "part").write_bytes(struct.pack(">4I", 2051, 2, 3, 3) + bytes(17))
     for name, told in (("none", "starts with 0"), ("part", "not complete")):
-        with pytest.raises(PartitionError, match=told):
+        with pytest.raises(ArgumentError, match=told):
             utils.load_mnist_images(str(tmp_path / name), str(tmp_path / name), 1)
 
 
@@ -141,7 +141,7 @@ def test_without_a_device_the_answer_is_no() -> None:
     assert tagi.cuda.is_nccl_available() is False
     assert tagi.cuda.get_device_count() == 0
     assert tagi.cuda.set_device(0) is False
-    with pytest.raises(PartitionError, match="there are 0"):
+    with pytest.raises(ArgumentError, match="there are 0"):
         tagi.cuda.get_device_memory(0)
 
 

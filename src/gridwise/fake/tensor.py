@@ -45,7 +45,7 @@ class FakeTensor(Tensor):
     parameter_class: type[Tensor]  # the subclass of nn.Parameter that it stands for
     became: Tensor  # the real tensor that replaced it, if its own object could not become real
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> NoReturn:  # type: ignore[misc]
+    def __new__(cls, *args: Any, **kwargs: Any) -> FakeTensor:
         raise FakeTensorError(
             "Something makes a parameter again by calling its class, which a fake tensor cannot follow: accelerate's "
             "`init_empty_weights` does that to all parameters of modules that are made meanwhile.",

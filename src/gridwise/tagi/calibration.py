@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import PartitionError
+from ..errors import ArgumentError
 from .estimators.classification import ClassPrediction
 from .estimators.prediction import Prediction
 from .metric import calibration
@@ -83,12 +83,12 @@ def calibration_curve(
     p = prediction.probability if isinstance(prediction, ClassPrediction) else np.asarray(prediction, np.float64)
     label = np.asarray(observation)
     if p.ndim != 2 or label.shape != p.shape[:1] or label.dtype.kind not in "biu":
-        raise PartitionError(
+        raise ArgumentError(
             f"calibration_curve: probabilities of shape {p.shape} and labels of shape {label.shape} and type {label.dtype}.\n"
             "  fix: probabilities (row, class), and for each row the place of its class, a whole number from 0 on."
         )
     if bins < 1:
-        raise PartitionError(f"calibration_curve: `bins` (={bins}) is less than one.")
+        raise ArgumentError(f"calibration_curve: `bins` (={bins}) is less than one.")
     sure, right = p.max(1), p.argmax(1) == label
     place = np.clip((sure * bins).astype(int), 0, bins - 1)
     used = np.unique(place)

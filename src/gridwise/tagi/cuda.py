@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from ..errors import PartitionError
+from ..errors import ArgumentError
 from ..nn.docstrings import documented_like
 
 
@@ -105,4 +105,4 @@ def set_device(device_index: int) -> bool:
 
 def _need_device(device_index: int) -> None:
     if not is_device_available(device_index):
-        raise PartitionError(f"cuda: device {device_index} was asked for, there are {get_device_count()}.")
+        raise ArgumentError(f"cuda: device {device_index} was asked for, there are {get_device_count()}.")

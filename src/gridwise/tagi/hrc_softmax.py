@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import PartitionError
+from ..errors import ArgumentError
 from .nn.data_struct import HRCSoftmax
 
 _ALPHA = 3.0
@@ -25,7 +25,7 @@ _ALPHA = 3.0
 def class_tree(num_classes: int) -> HRCSoftmax:
     """The binary tree of `num_classes` classes: the turns and nodes of each."""
     if num_classes < 2:
-        raise PartitionError(f"class_tree: `num_classes` (={num_classes}) is less than two.")
+        raise ArgumentError(f"class_tree: `num_classes` (={num_classes}) is less than two.")
     depth = (num_classes - 1).bit_length()
     width = [num_classes]  # nodes in use on each level, filled from the leaves up
     for _ in range(depth - 1):

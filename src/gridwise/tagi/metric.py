@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ..errors import PartitionError
+from ..errors import ArgumentError
 from ..nn.docstrings import documented_like
 from .nn.data_struct import HRCSoftmax
 from .tagi_utils import Utils
@@ -42,7 +42,7 @@ class HRCSoftmaxMetric:
         """The likeliest label of each sample."""
         nodes = self.hrc_softmax.len
         if np.size(m_pred) != np.size(v_pred) or np.size(m_pred) % nodes:
-            raise PartitionError(
+            raise ArgumentError(
                 f"get_predicted_labels: {np.size(m_pred)} means and {np.size(v_pred)} variances came in, {nodes} of each "
                 f"are needed for a sample of {self.num_classes} classes."
             )
@@ -171,7 +171,7 @@ def half_width(level: float) -> float:
     1.96
     """
     if not 0.0 < level < 1.0:
-        raise PartitionError(
+        raise ArgumentError(
             f"the central interval: `level` (={level}) is a probability between 0 and 1, both excluded.\n"
             "  fix: 0.95 for 95 %."
         )
@@ -191,7 +191,7 @@ def _same_shape(what: str, **arrays: np.ndarray | float) -> list[np.ndarray]:
     wanted = next(iter(shapes.values()))
     if any(shape != wanted and not (name == "std" and shape == ()) for name, shape in shapes.items()):
         shapes_given = ", ".join(f"`{name}` has shape {value.shape}" for name, value in given.items())
-        raise PartitionError(f"{what}: {shapes_given}.\n  fix: one shape for all; (n, 1) and (n,) count as the same.")
+        raise ArgumentError(f"{what}: {shapes_given}.\n  fix: one shape for all; (n, 1) and (n,) count as the same.")
     return [value.reshape(shapes[name]) for name, value in given.items()]
 
 

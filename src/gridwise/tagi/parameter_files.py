@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import PartitionError
+from ..errors import ArgumentError
 from .nn.activation import Activation
 from .nn.base_layer import BaseLayer, ParametricLayer
 from .nn.batch_norm import BatchNorm2d
@@ -79,7 +79,7 @@ def from_pytagi(layers: list[BaseLayer], state: Mapping[str, Any]) -> None:
     """Load parameters in pytagi's form; names and sizes must agree."""
     mine = dict(named_layers(layers))
     if mine.keys() != state.keys():
-        raise PartitionError(
+        raise ArgumentError(
             f"load_state_dict: the names of the layers differ.\n  only here: {sorted(mine.keys() - state.keys())}\n"
             f"  only in the state: {sorted(state.keys() - mine.keys())}"
         )
@@ -89,7 +89,7 @@ def from_pytagi(layers: list[BaseLayer], state: Mapping[str, Any]) -> None:
             values = np.asarray(given, np.float64).reshape(-1)
             size = 0 if target is None else target.numel()
             if values.size != size and not (target is None and not values.any()):
-                raise PartitionError(
+                raise ArgumentError(
                     f"load_state_dict: {name}.{field} has {size} values here and {values.size} in the state."
                 )
             if target is not None:
@@ -121,7 +121,7 @@ def load_csv(layers: list[BaseLayer], prefix: str) -> None:
         targets, values = [t for t in tensors if t is not None], _values(prefix + suffix)
         cuts = np.cumsum([t.numel() for t in targets])
         if values.size != (cuts[-1] if targets else 0):
-            raise PartitionError(
+            raise ArgumentError(
                 f"{prefix + suffix}: {values.size} values found, {cuts[-1] if targets else 0} wanted: the file is of another "
                 "network."
             )
@@ -163,17 +163,17 @@ def load_binary(layers: list[BaseLayer], filename: str) -> None:
     for position, (layer, tensors) in enumerate(stored):
         name, at = _description(data, at, filename)
         if _kind(name) != _kind(layer.get_layer_info()):
-            raise PartitionError(f"{filename}: found layer {name} where {layer.get_layer_info()} was expected.")
+            raise ArgumentError(f"{filename}: found layer {name} where {layer.get_layer_info()} was expected.")
         for tensor in tensors:
             if at + 4 * tensor.numel() > len(data):
-                raise PartitionError(f"{filename}: the file ends inside layer {name}.")
+                raise ArgumentError(f"{filename}: the file ends inside layer {name}.")
             found.append((tensor, np.frombuffer(data, "<f4", tensor.numel(), at)))
             at += 4 * tensor.numel()
         if isinstance(layer, LayerNorm):
             following = stored[position + 1][0] if position + 1 < len(stored) else None
             at = _after_statistics(data, at, following)
     if at != len(data):
-        raise PartitionError(f"{filename}: {len(data) - at} bytes are left over: the file is of another network.")
+        raise ArgumentError(f"{filename}: {len(data) - at} bytes are left over: the file is of another network.")
     _copy_into(found)
     for layer, _ in stored:
         if isinstance(layer, BatchNorm2d):
@@ -207,8 +207,8 @@ def _described(data: bytes, at: int) -> str | None:
 
 def _description(data: bytes, at: int, filename: str) -> tuple[str, int]:
     if at + 8 > len(data):
-        raise PartitionError(f"{filename}: the file ends where a layer was expected.")
+        raise ArgumentError(f"{filename}: the file ends where a layer was expected.")
     text = _described(data, at)
     if text is None:
-        raise PartitionError(f"{filename}: no description of a layer at byte {at}: the file is of another network.")
+        raise ArgumentError(f"{filename}: no description of a layer at byte {at}: the file is of another network.")
     return text, at + 8 + len(text)

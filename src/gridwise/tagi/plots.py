@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import PartitionError, UnsupportedError
+from ..errors import ArgumentError, UnsupportedError
 from .calibration import calibration_curve
 from .estimators.classification import ClassPrediction
 from .estimators.prediction import Prediction
@@ -41,7 +41,7 @@ def plot_intervals(
         shapes["observation"] = np.asarray(observation).shape
     if any(shape not in ((across.size,), (across.size, 1)) for shape in shapes.values()):
         described = ", ".join(f"`{name}` has shape {shape}" for name, shape in shapes.items())
-        raise PartitionError(
+        raise ArgumentError(
             f"plot_intervals: {described}; a picture has one quantity along each axis.\n"
             "  fix: one column of `x`, and a Prediction of one column of mean, std and model_std."
         )

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import PartitionError
+from ..errors import ArgumentError
 from .nn.data_struct import Values
 
 
@@ -22,30 +22,30 @@ def as_series(series: Values, exogenous: Values | None, columns: int, ahead: int
     """The series and its `columns` exogenous columns, which extend `ahead` steps beyond it; raises if malformed."""
     values = np.asarray(series, np.float64)
     if values.ndim != 1 and values.shape != (len(values), 1):
-        raise PartitionError(
+        raise ArgumentError(
             f"{what}: `series` has shape {values.shape}; it is one series of values, (n,) or (n, 1).\n"
             "  fix: one column of it; the others as `exogenous`, if they are known ahead."
         )
     values = values.reshape(-1)
     if (bad := np.flatnonzero(np.isinf(values))).size:
-        raise PartitionError(
+        raise ArgumentError(
             f"{what}: value {bad[0]} of the series is {values[bad[0]]}.\n  fix: NaN for a missing value."
         )
     wanted = len(values) + ahead, columns
     if exogenous is None and columns == 0:
         return TimeSeries(values, np.zeros(wanted))
     if exogenous is None:
-        raise PartitionError(f"{what}: `exogenous` is missing; this forecaster has {columns} columns of it.")
+        raise ArgumentError(f"{what}: `exogenous` is missing; this forecaster has {columns} columns of it.")
     known = np.asarray(exogenous, np.float64)
     known = known[:, None] if known.ndim == 1 else known
     if known.shape != wanted:
-        raise PartitionError(
+        raise ArgumentError(
             f"{what}: `exogenous` has shape {known.shape}, {wanted} is needed: {columns} columns for {len(values)} values"
             + (f" and {ahead} steps ahead." if ahead else ".")
         )
     if not np.isfinite(known).all():
         row = int(np.argwhere(~np.isfinite(known))[0, 0])
-        raise PartitionError(
+        raise ArgumentError(
             f"{what}: `exogenous` is NaN or infinite in row {row}.\n  fix: fill it, or leave the column out."
         )
     return TimeSeries(values, known)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..errors import PartitionError
+from ..errors import ArgumentError
 from .hrc_softmax import class_probabilities, class_tree
 from .nn.data_struct import HRCSoftmax as HRCSoftmax
 
@@ -44,7 +44,7 @@ class Utils:
         """The likeliest label of each sample, and the probabilities of all labels, flat."""
         prob = self._probabilities(ma, Sa, hr_softmax)
         if prob.shape != (batch_size, num_classes):
-            raise PartitionError(
+            raise ArgumentError(
                 f"get_labels: outputs of {prob.shape[0]} samples with {prob.shape[1]} classes came in, "
                 f"`batch_size` (={batch_size}), `num_classes` (={num_classes})."
             )
@@ -77,7 +77,7 @@ class Utils:
         images = _read_idx(image_file, 2051)[:num_images].astype(np.float32) / 255.0
         labels = _read_idx(label_file, 2049)[:num_images].astype(np.int32)
         if len(images) < num_images or len(labels) < num_images:
-            raise PartitionError(
+            raise ArgumentError(
                 f"load_mnist_images: {num_images} wanted, {image_file} holds {len(images)}, {label_file} holds {len(labels)}."
             )
         return images.reshape(num_images, -1), labels
@@ -86,7 +86,7 @@ class Utils:
         """The first images (number, 3072) with values from 0 to 1, and their labels, from a CIFAR-10 binary file."""
         raw = np.frombuffer(Path(image_file).read_bytes(), np.uint8)
         if raw.size < num * 3073:
-            raise PartitionError(f"load_cifar_images: {num} wanted, {image_file} holds {raw.size // 3073}.")
+            raise ArgumentError(f"load_cifar_images: {num} wanted, {image_file} holds {raw.size // 3073}.")
         rows = raw[: num * 3073].reshape(num, 3073)
         return rows[:, 1:].astype(np.float32) / 255.0, rows[:, 0].astype(np.int32)
 
@@ -102,11 +102,11 @@ class Utils:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Windows of a series: inputs (number, seq * features) and what follows them (number, out_seq * columns)."""
         if stride < 1:
-            raise PartitionError(f"create_rolling_window: `stride` (={stride}) is less than one.")
+            raise ArgumentError(f"create_rolling_window: `stride` (={stride}) is less than one.")
         series = np.asarray(data, np.float32).reshape(-1, num_features)
         span = input_seq_len + output_seq_len
         if len(series) < span:
-            raise PartitionError(f"create_rolling_window: {len(series)} rows are fewer than one window of {span}.")
+            raise ArgumentError(f"create_rolling_window: {len(series)} rows are fewer than one window of {span}.")
         starts = np.arange(0, len(series) - span + 1, stride)[:, None]
         inputs = series[starts + np.arange(input_seq_len)]
         outputs = series[starts + np.arange(input_seq_len, span)][:, :, np.asarray(output_col, int)]
@@ -122,9 +122,9 @@ def _checked_labels(labels: np.ndarray, num_classes: int) -> np.ndarray:
     given = np.asarray(labels).reshape(-1)
     out = given.astype(np.int64)
     if (out != given).any():
-        raise PartitionError(f"label {given[out != given][0]} is not a whole number.")
+        raise ArgumentError(f"label {given[out != given][0]} is not a whole number.")
     if out.size and not (0 <= out.min() <= out.max() < num_classes):
-        raise PartitionError(
+        raise ArgumentError(
             f"labels from {out.min()} to {out.max()} came in, `num_classes` (={num_classes}).\n"
             f"  fix: labels from 0 to {num_classes - 1}."
         )
@@ -135,11 +135,11 @@ def _read_idx(filename: str, magic: int) -> np.ndarray:
     data, dims = Path(filename).read_bytes(), magic % 256
     found = int.from_bytes(data[:4], "big")
     if found != magic:
-        raise PartitionError(f"{filename}: starts with {found}, an idx file of this kind with {magic}.")
+        raise ArgumentError(f"{filename}: starts with {found}, an idx file of this kind with {magic}.")
     sizes, values = data[4 : 4 + 4 * dims], np.frombuffer(data[4 + 4 * dims :], np.uint8)
     shape = [int.from_bytes(sizes[i : i + 4], "big") for i in range(0, 4 * dims, 4)]
     if len(sizes) < 4 * dims or values.size != math.prod(shape):
-        raise PartitionError(f"{filename}: {values.size} values for shape {shape}: the file is not complete.")
+        raise ArgumentError(f"{filename}: {values.size} values for shape {shape}: the file is not complete.")
     return values.reshape(shape)
 
 
@@ -193,7 +193,7 @@ class Normalizer:
     @staticmethod
     def max_min_norm(data: np.ndarray, max_value: np.ndarray, min_value: np.ndarray) -> np.ndarray:
         if np.any(np.asarray(max_value) < np.asarray(min_value)):
-            raise PartitionError("max_min_norm: a maximum is less than its minimum.")
+            raise ArgumentError("max_min_norm: a maximum is less than its minimum.")
         return (data - min_value) / (max_value - min_value + 1e-10)
 
     @staticmethod

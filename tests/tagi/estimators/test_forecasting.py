@@ -9,7 +9,7 @@ import pytest
 
 import gridwise.tagi as tagi
 import gridwise.tagi.nn as nn
-from gridwise.errors import PartitionError
+from gridwise.errors import ArgumentError
 from gridwise.tagi import metric
 from gridwise.tagi.series import covariates, windows
 
@@ -86,29 +86,27 @@ def test_seasons_and_columns_are_used() -> None:
     assert metric.rmse(ahead.mean, series[350:370]) < 0.4
     model.partial_fit(series[340:], promotion[340:400], start=340, epochs=1, progress=False)
     assert model.forecast(series, 20, promotion).mean.shape == (20,)
-    with pytest.raises(
-        PartitionError, match=r"\(400, 1\), \(420, 1\) is needed: 1 columns for 400 values and 20 steps"
-    ):
+    with pytest.raises(ArgumentError, match=r"\(400, 1\), \(420, 1\) is needed: 1 columns for 400 values and 20 steps"):
         model.forecast(series, 20, promotion[:400])
-    with pytest.raises(PartitionError, match="`exogenous` is missing"):
+    with pytest.raises(ArgumentError, match="`exogenous` is missing"):
         model.predict(series)
     promotion[3] = np.nan
-    with pytest.raises(PartitionError, match="row 3"):
+    with pytest.raises(ArgumentError, match="row 3"):
         model.fit(series, promotion[:400])
 
 
 def test_a_horizon_needs_more_than_a_window_before_the_held_out_values() -> None:
     model = tagi.Forecaster(nn.Sequential(nn.Linear(80, 1)), window=80)
-    with pytest.raises(PartitionError, match=r"`horizon` \(=5\) leaves 75 values[^\n]*`window` \(=80\)"):
+    with pytest.raises(ArgumentError, match=r"`horizon` \(=5\) leaves 75 values[^\n]*`window` \(=80\)"):
         model.fit(np.arange(100.0), horizon=5, progress=False)
 
 
 def test_settings_of_forecasts() -> None:
     model = forecaster(3)
-    with pytest.raises(PartitionError, match=r"`horizon` \(=9\) is from 1 to 4"):
+    with pytest.raises(ArgumentError, match=r"`horizon` \(=9\) is from 1 to 4"):
         model.fit(np.arange(20.0), horizon=9)
-    with pytest.raises(PartitionError, match="periods"):
+    with pytest.raises(ArgumentError, match="periods"):
         forecaster(3, periods=(0,))
     state = model.fit(np.arange(20.0), progress=False).state_dict()
-    with pytest.raises(PartitionError, match="periods"):
+    with pytest.raises(ArgumentError, match="periods"):
         forecaster(3, periods=(7,)).load_state_dict(state)

@@ -13,7 +13,7 @@ from torch import Tensor
 import gridwise
 import gridwise.tagi as tagi
 import gridwise.tagi.nn as nn
-from gridwise.errors import GridwiseError, PartitionError
+from gridwise.errors import ArgumentError, GridwiseError
 from gridwise.tagi.inference import moments
 from gridwise.testing import workers
 
@@ -62,7 +62,7 @@ def test_what_ruins_parameters_is_told_and_changes_none(name: str, learn: Callab
     arguments = {"x": X, "y": Y, "noise": 0.1} | given
     learn(net, X, Y, 0.1)
     before = {key: value.clone() for key, value in net.state_dict().items()}
-    with pytest.raises(PartitionError, match=match):
+    with pytest.raises(ArgumentError, match=match):
         learn(net, **arguments)
     seen = learn is loop and not set(given) & {"x", "var_x"}  # by batch norm: forward has been called
     kept = dict(net.named_parameters()) if seen else net.state_dict()
@@ -81,10 +81,10 @@ def test_one_workers_bad_numbers_are_told_on_all(name: str) -> None:
     config = nn.DDPConfig([], backend=backend, rank=P.rank, world_size=P.size)
     net = nn.DDPSequential(network(), config, average=False)
     before = {key: value.clone() for key, value in net.state_dict().items()}
-    with pytest.raises(PartitionError, match=f"(?s)worker 1: .*{match}"):
+    with pytest.raises(ArgumentError, match=f"(?s)worker 1: .*{match}"):
         loop(net, **mine)
     assert all(torch.equal(value, before[key]) for key, value in net.model.named_parameters())
-    with pytest.raises(PartitionError, match=f"(?s)worker 1: .*{match}"):
+    with pytest.raises(ArgumentError, match=f"(?s)worker 1: .*{match}"):
         one_call(net.model, **mine)
     loop(net, X, Y, 0.1)
     one_call(net.model, X, Y, 0.1)
@@ -96,9 +96,9 @@ def test_wrong_sizes_of_one_workers_observations_are_told_on_all() -> None:
     P = gridwise.world()
     config = nn.DDPConfig([], backend=P.transport.name, rank=P.rank, world_size=P.size)
     net = nn.DDPSequential(network(), config, average=False)
-    with pytest.raises(PartitionError, match="worker 1: 7 observations"):
+    with pytest.raises(ArgumentError, match="worker 1: 7 observations"):
         loop(net, X, torch.zeros(7) if P.rank == 1 else Y, 0.1)
-    with pytest.raises(PartitionError, match="worker 1: 7 observations"):
+    with pytest.raises(ArgumentError, match="worker 1: 7 observations"):
         one_call(net.model, X, torch.zeros(7) if P.rank == 1 else Y, 0.1)
     loop(net, X, Y, 0.1)
 
@@ -108,23 +108,23 @@ def test_one_blocks_bad_numbers_are_told_on_the_grid() -> None:
     P = gridwise.world().create_cartesian_topology_partition([1, 1, 2, 1])
     net = tagi.on_grid(nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.Linear(32, 1)), P)
     x = torch.zeros(2, 1, 2, 4)
-    with pytest.raises(PartitionError, match=r"(?s)nan in row 1, column \(0, 1, 2\)"):
+    with pytest.raises(ArgumentError, match=r"(?s)nan in row 1, column \(0, 1, 2\)"):
         net(with_value(x, float("nan")) if P.rank == 1 else x)
-    with pytest.raises(PartitionError, match="`var_x` has -1"):
+    with pytest.raises(ArgumentError, match="`var_x` has -1"):
         net(x, with_value(x, -1.0) if P.rank == 1 else x)
     net(x)
     noise = -0.1 if P.rank == 1 else 0.1
     nn.OutputUpdater().update(net.output_z_buffer, torch.zeros(1), noise, net.input_delta_z_buffer)
-    with pytest.raises(PartitionError, match=r"`var_obs` has -0\.1"):
+    with pytest.raises(ArgumentError, match=r"`var_obs` has -0\.1"):
         net.backward()
 
 
 def test_a_prediction_from_nothing_is_told() -> None:
     net = network().eval()
-    with pytest.raises(PartitionError, match="`mu_x` has nan in row 3"):
+    with pytest.raises(ArgumentError, match="`mu_x` has nan in row 3"):
         net(with_value(X, float("nan")).numpy())
     net(X)
-    with pytest.raises(PartitionError, match="`delta_mu` has nan"):
+    with pytest.raises(ArgumentError, match="`delta_mu` has nan"):
         net.set_delta_z(with_value(Y, float("nan")), torch.zeros(4, 2))
 
 

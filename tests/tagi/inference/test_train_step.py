@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import gridwise.tagi.nn as nn
-from gridwise.errors import PartitionError
+from gridwise.errors import ArgumentError
 from gridwise.tagi.inference import compiled_step
 from gridwise.tagi.inference.checked_step import Checked
 from gridwise.tagi.inference.compiled_step import _IN_PLACE, CompiledStep
@@ -107,7 +107,7 @@ def test_a_number_for_the_noise_becomes_a_tensor_once() -> None:
 
 
 def test_kinds_are_checked() -> None:
-    with pytest.raises(PartitionError, match="'all', 'indices' or 'heteros'"):
+    with pytest.raises(ArgumentError, match="'all', 'indices' or 'heteros'"):
         nn.TrainStep(_net(), "some")
-    with pytest.raises(PartitionError, match="`index` is needed"):
+    with pytest.raises(ArgumentError, match="`index` is needed"):
         nn.TrainStep(_net(), "indices")(torch.zeros(2, 5), torch.zeros(2, 2), 0.1)

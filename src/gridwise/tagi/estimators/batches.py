@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import PartitionError
+from ...errors import ArgumentError
 from ..nn.data_struct import of_array
 
 Batch = tuple[Tensor, Tensor]
@@ -21,9 +21,9 @@ def as_rows(value: object, name: str, what: str) -> Tensor:
     try:
         out = value if isinstance(value, Tensor) else of_array(value)
     except (TypeError, ValueError) as error:  # words, dates, rows of unequal lengths
-        raise PartitionError(f"{what}: `{name}` is not an array of numbers: {error}") from error
+        raise ArgumentError(f"{what}: `{name}` is not an array of numbers: {error}") from error
     if out.ndim == 0:
-        raise PartitionError(f"{what}: `{name}` is one number.\n  fix: an array of rows.")
+        raise ArgumentError(f"{what}: `{name}` is one number.\n  fix: an array of rows.")
     return out
 
 
@@ -41,18 +41,18 @@ class Batches:
 
     def __init__(self, x: object, y: object, size: int, shuffle: bool, seed: int, device: torch.device) -> None:
         if size < 1:
-            raise PartitionError(f"fit: `batch_size` (={size}) is less than one.")
+            raise ArgumentError(f"fit: `batch_size` (={size}) is less than one.")
         self.size, self.shuffle, self.device = size, shuffle, device
         self.generator = torch.Generator().manual_seed(seed)
         self.loader: Iterable[Any] | None = None
         if y is not None:
             self.x, self.y = as_rows(x, "x", "fit"), as_rows(y, "y", "fit")
             if len(self.x) != len(self.y):
-                raise PartitionError(f"fit: `x` has {len(self.x)} rows, `y` has {len(self.y)}.")
+                raise ArgumentError(f"fit: `x` has {len(self.x)} rows, `y` has {len(self.y)}.")
         elif not isinstance(x, Iterable) or isinstance(x, np.ndarray | Tensor):
-            raise PartitionError("fit: give arrays `x` and `y`, or one DataLoader that yields pairs of them.")
+            raise ArgumentError("fit: give arrays `x` and `y`, or one DataLoader that yields pairs of them.")
         elif isinstance(x, Iterator):
-            raise PartitionError(
+            raise ArgumentError(
                 f"fit: `x` is a {type(x).__name__}, which gives its batches once; they are needed once for each epoch, "
                 "and once before.\n  fix: a DataLoader, or a list of the batches."
             )
@@ -66,10 +66,10 @@ class Batches:
         for number, pair in enumerate(self.loader):
             what = f"fit, batch {number}"
             if not isinstance(pair, tuple | list) or len(pair) != 2:
-                raise PartitionError(f"{what}: the loader gave a {type(pair).__name__}.\n  fix: pairs (x, y).")
+                raise ArgumentError(f"{what}: the loader gave a {type(pair).__name__}.\n  fix: pairs (x, y).")
             x, y = as_rows(pair[0], "x", what), as_rows(pair[1], "y", what)
             if len(x) != len(y):
-                raise PartitionError(f"{what}: `x` has {len(x)} rows, `y` has {len(y)}.")
+                raise ArgumentError(f"{what}: `x` has {len(x)} rows, `y` has {len(y)}.")
             yield what, x, y
 
     def count(self, blocks: int) -> int:

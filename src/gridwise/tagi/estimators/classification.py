@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import PartitionError
+from ...errors import ArgumentError
 from ..hrc_softmax import class_probabilities, class_tree
 from ..metric import classification_error
 from ..nn import Sequential
@@ -70,7 +70,7 @@ class Classifier(Estimator):
         self, net: Sequential, num_classes: int, sigma_v: Noise = 0.05, encoding: str = "tree", compile: bool = False
     ) -> None:
         if encoding not in ("tree", "one-hot"):
-            raise PartitionError(f"Classifier: `encoding` (={encoding!r}) is 'tree' or 'one-hot'.")
+            raise ArgumentError(f"Classifier: `encoding` (={encoding!r}) is 'tree' or 'one-hot'.")
         self.observe = "indices" if encoding == "tree" else "all"
         super().__init__(net, sigma_v, compile)
         self.num_classes, self.encoding = num_classes, encoding
@@ -84,13 +84,13 @@ class Classifier(Estimator):
     # ---- before the first epoch -------------------------------------------------------------------------------------
     def _check_outputs(self, units: int, columns: int) -> None:
         if columns != 1:
-            raise PartitionError(
+            raise ArgumentError(
                 f"Classifier: `y` has {columns} columns; it is one label for each row, whatever the encoding.\n"
                 "  fix: y.argmax(1), if the rows are one-hot."
             )
         needed = self.tree.len if self.encoding == "tree" else self.num_classes
         if units != needed:
-            raise PartitionError(
+            raise ArgumentError(
                 f"Classifier: {self.num_classes} classes with `encoding` (={self.encoding!r}) need {needed} outputs, the "
                 f"network has {units}.\n  fix: a last layer with {needed} outputs."
             )
@@ -101,7 +101,7 @@ class Classifier(Estimator):
         if bool(wrong.any()):
             row = int(wrong.nonzero()[0, 0])
             from_one = bool((y == y.trunc()).all()) and int(y.min()) == 1 and int(y.max()) == self.num_classes
-            raise PartitionError(
+            raise ArgumentError(
                 f"{what}: `y` has the label {y[row, 0].item():g} in row {row}, labels are whole numbers from 0 to "
                 f"{self.num_classes - 1} (`num_classes` - 1).\n  fix: "
                 + ("y - 1: these labels count from 1." if from_one else "number the classes from 0.")

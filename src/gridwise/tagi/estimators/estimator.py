@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...errors import GridwiseError, PartitionError
+from ...errors import ArgumentError, GridwiseError
 from ...progress import ProgressBar
 from ..inference.finite_values import check_inputs
 from ..nn import Sequential, TrainStep
@@ -140,7 +140,7 @@ class Estimator(FittedNetwork):
         data, mine, sigmas = None, Survey(None, None, 0, 0), []
         try:
             if epochs < 0:
-                raise PartitionError(f"fit: `epochs` (={epochs}) is less than zero.")
+                raise ArgumentError(f"fit: `epochs` (={epochs}) is less than zero.")
             sigmas = [self._sigma(len(self.history) + epoch) for epoch in range(epochs)]
             data = Batches(x, y, batch_size, shuffle, seed, self._device())
             mine = self._survey(data)
@@ -172,7 +172,7 @@ class Estimator(FittedNetwork):
             batch, problem = _next(batches)
             if batch is None:
                 gave = f"the loader gave {number} batches, {data.own} before the first epoch"
-                self._agree("forward", problem or PartitionError(gave))  # the others are about to make a step
+                self._agree("forward", problem or ArgumentError(gave))  # the others are about to make a step
             else:
                 yield batch
         for _ in range(data.empty):
@@ -180,7 +180,7 @@ class Estimator(FittedNetwork):
             yield nothing, torch.zeros(0, data.columns, device=self._device())
         batch, problem = _next(batches)
         if batch is not None:
-            problem = PartitionError(f"the loader gave more than {data.own} batches, {data.own} before the first epoch")
+            problem = ArgumentError(f"the loader gave more than {data.own} batches, {data.own} before the first epoch")
         self._agree("epoch", problem)
 
     def _check_parameters(self) -> None:
@@ -203,7 +203,7 @@ class Estimator(FittedNetwork):
                 columns = math.prod(y.shape[1:])
                 self._check_outputs(self._outputs_of(shape), columns)
             elif math.prod(x.shape[1:]) != math.prod(shape or ()) or math.prod(y.shape[1:]) != columns:
-                raise PartitionError(
+                raise ArgumentError(
                     f"{what}: rows of `x` and `y` have shapes {tuple(x.shape[1:])} and {tuple(y.shape[1:])}, those of the "
                     f"batches before {math.prod(shape or ())} and {columns} values."
                 )
@@ -239,11 +239,11 @@ class Estimator(FittedNetwork):
                 f"worker {rank}: rows of x {t[0]}, columns of y {t[1]}, `epochs` (={t[4]}), {t[5]} epochs before"
                 for rank, t in zip(ranks, reports, strict=True)
             ]
-            raise PartitionError(
+            raise ArgumentError(
                 "fit: the workers' data or epochs differ.", lines, "the same columns and epochs on all workers."
             )
         if not shapes or not sum(t[2] for t in reports):
-            raise PartitionError("fit: there are no rows to learn from: `x` has 0 rows, or the loader gave no batch.")
+            raise ArgumentError("fit: there are no rows to learn from: `x` has 0 rows, or the loader gave no batch.")
         shape, columns = shapes.pop()
         return shape, columns or 0, max(t[3] for t in reports)
 

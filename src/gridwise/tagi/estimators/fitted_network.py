@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import GridwiseError, PartitionError
+from ...errors import ArgumentError, GridwiseError
 from ..inference.finite_values import check_inputs
 from ..inference.products import wide_type
 from ..nn import LSTM, Conv2d, Linear, Sequential
@@ -36,7 +36,7 @@ class FittedNetwork:
         sigma = float(self.sigma_v(epoch) if callable(self.sigma_v) else self.sigma_v)
         if not (math.isfinite(sigma) and sigma >= 0):
             at = f" in epoch {epoch}" if callable(self.sigma_v) else ""
-            raise PartitionError(
+            raise ArgumentError(
                 f"{type(self).__name__}: `sigma_v` (={sigma}){at} is a standard deviation: zero or more, and finite."
             )
         return sigma
@@ -49,7 +49,7 @@ class FittedNetwork:
             shape, needed = self._shape, math.prod(self._shape)
         if needed is not None and given != needed:
             first = next(iter(self.net.leaves())).get_layer_info()
-            raise PartitionError(
+            raise ArgumentError(
                 f"{what}: `x` has {given} features in a row, the network needs {needed} ({first}).\n"
                 f"  fix: `x` of shape (rows, {needed})."
             )
@@ -62,14 +62,14 @@ class FittedNetwork:
         trial = self.net.for_evaluation()
         given: Gaussian = trial._input(torch.zeros(1, *shape), None)
         if given.mu.shape[0] != 1:
-            raise PartitionError(
+            raise ArgumentError(
                 f"{type(self).__name__}: the network takes a row of shape {shape} of `x` for {given.mu.shape[0]} samples."
             )
         try:
             with torch.no_grad():
                 return trial.infer(given).mu.numel()
         except (GridwiseError, RuntimeError, ValueError, IndexError) as error:
-            raise PartitionError(
+            raise ArgumentError(
                 f"{type(self).__name__}: the network cannot take a row of shape {shape} of `x`: {error}"
             ) from error
 
@@ -83,7 +83,7 @@ class FittedNetwork:
     def _rows(self, x: object, what: str) -> Tensor:
         """`x` as rows for the network, checked."""
         if self._shape is None:
-            raise PartitionError(
+            raise ArgumentError(
                 f"{type(self).__name__}.{what}: nothing has been fitted yet.\n"
                 "  fix: fit(x, y) first, or load_state_dict; fit(x, y, epochs=0) for a network that is trained already."
             )
@@ -101,7 +101,7 @@ class FittedNetwork:
         `net` is the result of `net.for_evaluation()`, for callers that reuse it.
         """
         if batch_size < 1:
-            raise PartitionError(f"predict: `batch_size` (={batch_size}) is less than one.")
+            raise ArgumentError(f"predict: `batch_size` (={batch_size}) is less than one.")
         net = self.net.for_evaluation() if net is None else net
         parts = [] if len(mu) else [(torch.zeros(0, self._units, device="cpu"),) * 2]
         for start in range(0, len(mu), batch_size):
@@ -126,11 +126,11 @@ class FittedNetwork:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the estimator that `state_dict` was called on; raises if its kind or network differs."""
         if state.get("kind") != self._kind():
-            raise PartitionError(f"load_state_dict: the state is that of {state.get('kind')}, this is {self._kind()}.")
+            raise ArgumentError(f"load_state_dict: the state is that of {state.get('kind')}, this is {self._kind()}.")
         theirs, mine = ({k: tuple(t.shape) for k, t in d.items()} for d in (state["net"], self.net.state_dict()))
         if theirs != mine:
             name = next(k for k in sorted({*theirs, *mine}) if theirs.get(k) != mine.get(k))
-            raise PartitionError(
+            raise ArgumentError(
                 f"load_state_dict: {name!r} has shape {theirs.get(name)} in the state, {mine.get(name)} in this network.\n"
                 "  fix: build the network with the same layers."
             )

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...errors import PartitionError
+from ...errors import ArgumentError
 from ..nn import Sequential
 from ..nn.data_struct import Values
 from ..series import TimeSeries, as_series, covariates, windows
@@ -71,9 +71,9 @@ class Forecaster:
         exogenous: int = 0,
     ) -> None:
         if window < 1:
-            raise PartitionError(f"Forecaster: `window` (={window}) is less than one.")
+            raise ArgumentError(f"Forecaster: `window` (={window}) is less than one.")
         if exogenous < 0 or not all(p > 0 for p in periods):
-            raise PartitionError(
+            raise ArgumentError(
                 f"Forecaster: `periods` (={tuple(periods)}) are above zero, and `exogenous` (={exogenous}) a number of columns."
             )
         self.window, self.periods, self.exogenous = window, tuple(float(p) for p in periods), exogenous
@@ -140,14 +140,14 @@ class Forecaster:
         try:
             data = as_series(series, exogenous, self.exogenous, 0, "fit")
             if len(data.values) and len(data.values) <= self.window:
-                raise PartitionError(f"fit: {len(data.values)} values are no more than `window` (={self.window}).")
+                raise ArgumentError(f"fit: {len(data.values)} values are no more than `window` (={self.window}).")
             held = round(HELD_OUT * len(data.values))
             if horizon is not None and not 1 <= horizon <= held - 1:
-                raise PartitionError(
+                raise ArgumentError(
                     f"fit: `horizon` (={horizon}) is from 1 to {held - 1}: less than a quarter of {len(data.values)} values."
                 )
             if horizon is not None and len(data.values) - held <= self.window:
-                raise PartitionError(
+                raise ArgumentError(
                     f"fit: `horizon` (={horizon}) leaves {len(data.values) - held} values to learn from, the last quarter "
                     f"being held out; they must be more than `window` (={self.window}).\n"
                     "  fix: a longer series, a shorter window, or no horizon."
@@ -211,11 +211,11 @@ class Forecaster:
         `exogenous` has rows for the series and for the `steps` after it.
         """
         if steps < 0:
-            raise PartitionError(f"forecast: `steps` (={steps}) is less than zero.")
+            raise ArgumentError(f"forecast: `steps` (={steps}) is less than zero.")
         data = as_series(series, exogenous, self.exogenous, steps, "forecast")
         n = len(data.values)
         if n < self.window:
-            raise PartitionError(f"forecast: {n} values are fewer than `window` (={self.window}).")
+            raise ArgumentError(f"forecast: {n} values are fewer than `window` (={self.window}).")
         self._check_fitted("forecast")
         mu, var = self._filled(TimeSeries(data.values, data.exogenous[:n]), start)
         known = self._covariates(data.exogenous, start)[n - self.window + 1 : n + steps]
@@ -289,7 +289,7 @@ class Forecaster:
         mine = {"window": self.window, "periods": list(self.periods), "exogenous": self.exogenous}
         for name, value in mine.items():
             if (theirs := state.get(name, value if name != "window" else None)) != value:
-                raise PartitionError(f"load_state_dict: the state has `{name}` (={theirs}), this forecaster {value}.")
+                raise ArgumentError(f"load_state_dict: the state has `{name}` (={theirs}), this forecaster {value}.")
         self._regressor.load_state_dict(state["regressor"])
         self._scale = Scale.from_state(state["scale"])
         self._scale_exogenous = (

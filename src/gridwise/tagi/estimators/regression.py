@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import PartitionError
+from ...errors import ArgumentError
 from ..nn import Embedding, EvenExp, Sequential
 from .batches import Shape, as_columns
 from .estimator import Estimator
@@ -55,7 +55,7 @@ class Regressor(Estimator):
     ) -> None:
         last = list(net.leaves())[-1] if isinstance(net, Sequential) else None  # else TrainStep raises
         if heteroscedastic and last is not None and not isinstance(last, EvenExp):
-            raise PartitionError(
+            raise ArgumentError(
                 f"Regressor: `heteroscedastic` (=True) with a network that ends with {last.get_layer_info()}.\n"
                 "  fix: two outputs for each observed quantity, then EvenExp()."
             )
@@ -73,7 +73,7 @@ class Regressor(Estimator):
         needed = 2 * columns if self.heteroscedastic else columns
         if units != needed:
             pairs = " (a mean and a variance for each)" if self.heteroscedastic else ""
-            raise PartitionError(
+            raise ArgumentError(
                 f"Regressor: `y` has {columns} columns, which need {needed} outputs{pairs}, the network has {units}.\n"
                 f"  fix: a last layer with {needed} outputs, or `y` with as many columns as there are outputs."
             )
@@ -81,7 +81,7 @@ class Regressor(Estimator):
     def _inspect(self, what: str, x: Tensor, y: Tensor) -> None:
         if y.is_floating_point() and bool(torch.isinf(y).any()):
             row, column = torch.isinf(y).nonzero()[0].tolist()
-            raise PartitionError(
+            raise ArgumentError(
                 f"{what}: `y` has {float(y[row, column])} in row {row}, column {column}.\n  fix: NaN for a missing value."
             )
         if self.standardize and self._shape is None:  # fit, not partial_fit

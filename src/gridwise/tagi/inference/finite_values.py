@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...errors import PartitionError
+from ...errors import ArgumentError
 from ..nn.data_struct import as_tensor, of_anything
 from .tracing import is_traced
 
@@ -69,7 +69,7 @@ def _check(value: Tensor, dtype: torch.dtype, name: str, kind: str) -> None:
     fix = _FIXES[kind]
     if largest < abs(found) < float("inf"):
         fix = f"{dtype} has no number beyond {largest:.3g}: values of moderate size, or a network in float64."
-    raise PartitionError(f"{name} has {found:g}{_words(place)}.\n  fix: {fix}")
+    raise ArgumentError(f"{name} has {found:g}{_words(place)}.\n  fix: {fix}")
 
 
 def _words(place: list[int]) -> str:

@@ -12,14 +12,14 @@ import math
 import torch
 from torch import Tensor, nn
 
-from ...errors import PartitionError
+from ...errors import ArgumentError
 
 
 def scale_of(method: str, fan_in: int, fan_out: int) -> float:
     """The initial standard deviation that `method` gives a layer with these fans."""
     known = {"he": 1.0 / max(fan_in, 1), "xavier": 2.0 / max(fan_in + fan_out, 1)}
     if method.lower() not in known:
-        raise PartitionError(f"`init_method` (={method!r}) is not known.\n  fix: 'He' or 'Xavier'.")
+        raise ArgumentError(f"`init_method` (={method!r}) is not known.\n  fix: 'He' or 'Xavier'.")
     return math.sqrt(known[method.lower()])
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...errors import PartitionError
+from ...errors import ArgumentError
 from ..distributed.replicas import Made
 from ..nn.data_struct import Values
 from ..nn.gaussian import Gaussian, Innovation
@@ -64,9 +64,9 @@ class TrainStep:
 
     def __init__(self, net: Sequential, observe: str = "all", compile: bool = False) -> None:
         if observe not in ("all", "indices", "heteros"):
-            raise PartitionError(f"TrainStep: `observe` (={observe!r}) is 'all', 'indices' or 'heteros'.")
+            raise ArgumentError(f"TrainStep: `observe` (={observe!r}) is 'all', 'indices' or 'heteros'.")
         if not isinstance(net, Sequential):
-            raise PartitionError(
+            raise ArgumentError(
                 f"TrainStep: `net` (={type(net).__name__}) must be a Sequential.\n"
                 "  fix: the `.model` of a DDPSequential; forward, backward and step of a GridSequential."
             )
@@ -115,7 +115,7 @@ class TrainStep:
             return observe_heteros(out, batch.y)
         if self.observe == "indices":
             if batch.where is None:
-                raise PartitionError("TrainStep: `index` is needed with observe='indices'.")
+                raise ArgumentError("TrainStep: `index` is needed with observe='indices'.")
             unchecked = is_traced() or batch.where.is_cuda  # the host would have to wait for the values
             return observe_at(out, batch.y, batch.noise, batch.where if unchecked else as_indices(out, batch.where))
         return observe(out, batch.y, batch.noise)

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ...errors import PartitionError
+from ...errors import ArgumentError
 from ...nn.docstrings import documented_like
 from ..inference import moments
 from ..inference.moments import Moments
@@ -218,7 +218,7 @@ class SplitActivation(Activation):
         super().__init__()
         for layer in (odd_layer, even_layer):
             if not isinstance(layer, Activation | None):
-                raise PartitionError(f"SplitActivation: {layer.get_layer_info()} is not an activation.")
+                raise ArgumentError(f"SplitActivation: {layer.get_layer_info()} is not an activation.")
         self.odd_layer, self.even_layer = odd_layer, even_layer
 
     def forward(self, x: Gaussian) -> Gaussian:
@@ -231,7 +231,7 @@ class SplitActivation(Activation):
 def halves(x: Gaussian, name: str) -> tuple[Gaussian, Gaussian]:
     """The even and the odd units of the last dim."""
     if x.mu.shape[-1] % 2:
-        raise PartitionError(
+        raise ArgumentError(
             f"{name}: the input of shape {tuple(x.mu.shape)} has an odd number of units.\n"
             "  fix: two units for every observed quantity, its mean and the log of its noise variance."
         )

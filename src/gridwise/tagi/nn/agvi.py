@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import torch
 
-from ...errors import PartitionError
+from ...errors import ArgumentError
 from ..inference.moments import TINY
 from .activation import Activation, halves, interleaved
 from .base_layer import BaseLayer
@@ -57,7 +57,7 @@ class AGVI(BaseLayer):
         super().__init__()
         for layer in (odd_layer, even_layer):
             if not isinstance(layer, Activation | None):
-                raise PartitionError(f"AGVI: {layer!r} is not an activation.")
+                raise ArgumentError(f"AGVI: {layer!r} is not an activation.")
         self.odd_layer, self.even_layer, self.overfit_mu, self.agvi = odd_layer, even_layer, overfit_mu, agvi
 
     def forward(self, x: Gaussian) -> Gaussian:

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ...errors import PartitionError
+from ...errors import ArgumentError
 from ..inference import moments
 from ..inference.products import wide_type
 from .base_layer import BaseLayer
@@ -74,7 +74,7 @@ class MultiheadAttention(BaseLayer):
         super().__init__(embed_dim * seq_len, embed_dim * seq_len)
         kv = num_heads if num_kv_heads is None else num_kv_heads
         if embed_dim % num_heads or num_heads % kv or (use_rope and (embed_dim // num_heads) % 2):
-            raise PartitionError(
+            raise ArgumentError(
                 f"MultiheadAttention: `embed_dim` (={embed_dim}), `num_heads` (={num_heads}), `num_kv_heads` (={kv})\n"
                 "  fix: num_heads divides embed_dim, num_kv_heads divides num_heads, and heads have an even number of "
                 "units for rotary embedding."
@@ -92,7 +92,7 @@ class MultiheadAttention(BaseLayer):
         if flat.ndim == 3:
             return flat
         if not self.seq_len:
-            raise PartitionError(
+            raise ArgumentError(
                 "MultiheadAttention: flat values came in, and `seq_len` was not given.\n"
                 "  fix: give it, or pass a tensor of shape (batch, token, unit)."
             )

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...errors import GridwiseError, PartitionError
+from ...errors import ArgumentError, GridwiseError
 from ..inference.initial_values import gaussian_parameters, scale_of
 from ..inference.tracing import is_traced
 from ..inference.update import ParameterChange, cap_factor, capped_update
@@ -104,12 +104,12 @@ class BaseLayer(nn.Module):
     def _samples(self, flat: Tensor, size: int) -> Tensor:
         """The values as (batch, size); raises unless they are whole samples of that size."""
         if flat.ndim < 2 and flat.numel() % size:
-            raise PartitionError(
+            raise ArgumentError(
                 f"{self.get_layer_info()}: an input of {flat.numel()} values is not a whole number of samples of "
                 f"{size} values.\n  fix: pass (batch, {size}) values."
             )
         if flat.ndim >= 2 and flat.shape[1:].numel() != size:
-            raise PartitionError(
+            raise ArgumentError(
                 f"{self.get_layer_info()}: the input of shape {tuple(flat.shape)} has {flat.shape[1:].numel()} values a "
                 f"sample, {size} are needed.\n  fix: pass (batch, {size}) values, or flat ones."
             )

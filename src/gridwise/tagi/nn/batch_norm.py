@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...errors import PartitionError
+from ...errors import ArgumentError
 from ..inference.initial_values import frozen
 from ..inference.products import wide_type
 from ..inference.tracing import is_traced
@@ -128,7 +128,7 @@ class BatchNorm2d(AffineNorm):
     def forward(self, x: Gaussian) -> Gaussian:
         dim = 1 if x.mu.ndim == 4 else x.mu.ndim - 1
         if x.mu.shape[dim] != self.num_features:
-            raise PartitionError(
+            raise ArgumentError(
                 f"BatchNorm2d: the input of shape {tuple(x.mu.shape)} has {x.mu.shape[dim]} channels, "
                 f"`num_features` (={self.num_features})."
             )

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...errors import PartitionError
+from ...errors import ArgumentError
 from .base_layer import Fans, ParametricLayer, Shape
 from .gaussian import Gaussian, Innovation
 from .windowed import Margins, Size2, WindowedBaseLayer
@@ -66,7 +66,7 @@ class Conv2d(WindowedBaseLayer, ParametricLayer):
     ) -> None:
         super().__init__(bias=bias)
         if in_channels % groups or out_channels % groups:
-            raise PartitionError(
+            raise ArgumentError(
                 f"{type(self).__name__}: `groups` (={groups}) must divide `in_channels` (={in_channels}) and "
                 f"`out_channels` (={out_channels})."
             )
@@ -85,7 +85,7 @@ class Conv2d(WindowedBaseLayer, ParametricLayer):
             return flat
         shape = self.flat_shape()
         if shape is None:
-            raise PartitionError(
+            raise ArgumentError(
                 f"{self.get_layer_info()}: flat values came in, and `in_width`, `in_height` were not given.\n"
                 "  fix: give both to the layer, or pass a tensor of shape (batch, channel, height, width)."
             )
@@ -107,7 +107,7 @@ class Conv2d(WindowedBaseLayer, ParametricLayer):
         if x.mu.ndim != 4:
             x = x.map(self.as_input)
         if x.mu.shape[1] != self.in_channels:
-            raise PartitionError(
+            raise ArgumentError(
                 f"{self.get_layer_info()}: the input of shape {tuple(x.mu.shape)} has {x.mu.shape[1]} channels, "
                 f"`in_channels` (={self.in_channels})."
             )

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from ...errors import GridwiseError, PartitionError
+from ...errors import ArgumentError, GridwiseError
 from ...nn.docstrings import documented_like
 from .gaussian import Gaussian, Innovation
 
@@ -64,7 +64,7 @@ class _States(Generic[Value]):
     def set_size(self, size: int, block_size: int) -> str:
         """Reset to `size` values in `block_size` samples, about which nothing is known."""
         if size % block_size if block_size else size:
-            raise PartitionError(
+            raise ArgumentError(
                 f"{self.get_name()}: `size` (={size}) is not a multiple of `block_size` (={block_size})."
             )
         self._assign(self._unknown((block_size, size // block_size) if block_size else (0, 0)))
@@ -196,7 +196,7 @@ class BaseDeltaStates(_States[Innovation]):
             self.problem = source.problem
             return
         if num_data > min(self.size, source.size):
-            raise PartitionError(
+            raise ArgumentError(
                 f"copy_from: `num_data` (={num_data}) is more than {self.size} values here or {source.size} there."
             )
         for mine, theirs in zip(self._value, source._value, strict=True):

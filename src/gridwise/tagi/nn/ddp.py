@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from ...errors import PartitionError
+from ...errors import ArgumentError
 from ...partition import world
 from ..distributed.network import NetworkOnWorkers, check_input
 from ..distributed.replicas import Replicas
@@ -56,13 +56,13 @@ class DDPConfig:
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
             allowed = ", ".join(map(repr, BACKENDS))
-            raise PartitionError(f"DDPConfig: `backend` (={self.backend!r}) is one of {allowed}.")
+            raise ArgumentError(f"DDPConfig: `backend` (={self.backend!r}) is one of {allowed}.")
         if not 0 <= self.rank < self.world_size:
             places = f"0 to {self.world_size - 1} (`world_size` - 1)"
-            raise PartitionError(f"DDPConfig: `rank` (={self.rank}) is not one of {places}.")
+            raise ArgumentError(f"DDPConfig: `rank` (={self.rank}) is not one of {places}.")
         object.__setattr__(self, "device_ids", [int(i) for i in self.device_ids])
         if any(i < 0 for i in self.device_ids):
-            raise PartitionError(f"DDPConfig: `device_ids` (={self.device_ids}) are numbers of GPUs, from 0 on.")
+            raise ArgumentError(f"DDPConfig: `device_ids` (={self.device_ids}) are numbers of GPUs, from 0 on.")
 
 
 class DDPSequential(NetworkOnWorkers):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ...errors import PartitionError
+from ...errors import ArgumentError
 from ..inference.initial_values import gaussian_parameters
 from ..inference.tracing import is_traced
 from .base_layer import ParametricLayer
@@ -69,7 +69,7 @@ class Embedding(ParametricLayer):
     def _check(self, given: Tensor, index: Tensor) -> None:
         exact = round(2 / torch.finfo(given.dtype).eps)
         if self.num_embeddings - 1 > exact:
-            raise PartitionError(
+            raise ArgumentError(
                 f"Embedding: `num_embeddings` (={self.num_embeddings}), and indices come in as {given.dtype}, which has all "
                 f"whole numbers up to {exact} only.\n  fix: a network in a wider type (net.double(), say)."
             )
@@ -78,11 +78,11 @@ class Embedding(ParametricLayer):
         looked_up = torch.where(index == self.padding_idx, 0, index)
         low, high = int(looked_up.min()), int(looked_up.max())
         if low < 0 or high >= self.num_embeddings:
-            raise PartitionError(
+            raise ArgumentError(
                 f"Embedding: indices from {low} to {high} came in, `num_embeddings` (={self.num_embeddings})."
             )
         if bool((given != index).any()):
-            raise PartitionError(f"Embedding: {float(given[given != index][0])} came in for an index.")
+            raise ArgumentError(f"Embedding: {float(given[given != index][0])} came in for an index.")
 
     def backward(self, delta: Innovation, need_input: bool = True) -> Innovation | None:
         row, real = self._recall()

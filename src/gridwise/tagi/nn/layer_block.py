@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor, nn
 
-from ...errors import PartitionError
+from ...errors import ArgumentError
 from .base_layer import BaseLayer
 from .gaussian import Gaussian, Innovation
 
@@ -46,7 +46,7 @@ class LayerBlock(BaseLayer):
         for position, layer in enumerate(layers):
             first = next(i for i, other in enumerate(layers) if other is layer)
             if first < position and not layer.reusable:
-                raise PartitionError(
+                raise ArgumentError(
                     f"{type(self).__name__}: layer {position}, {layer.get_layer_info()}, is layer {first} again.\n"
                     "  fix: a layer of its own for each place; only activations may stand in several."
                 )
@@ -125,7 +125,7 @@ class ResNetBlock(BaseLayer):
         main = self.main_block.forward(x)
         side = x if self.shortcut is None else self.shortcut.forward(x)
         if main.mu.shape != side.mu.shape:
-            raise PartitionError(
+            raise ArgumentError(
                 f"ResNetBlock: main block gives shape {tuple(main.mu.shape)}, the shortcut {tuple(side.mu.shape)}.\n"
                 "  fix: a shortcut with the stride and the channels of the main block."
             )

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import torch
 
-from ...errors import PartitionError
+from ...errors import ArgumentError
 from ..inference.products import wide_type
 from .base_layer import Sums
 from .batch_norm import AffineNorm
@@ -29,7 +29,7 @@ class _SampleNorm(AffineNorm):
         super().__init__(bias=bias)
         shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
         if len(shape) not in (1, 3):
-            raise PartitionError(
+            raise ArgumentError(
                 f"{type(self).__name__}: `normalized_shape` (={list(shape)}) has {len(shape)} entries.\n"
                 "  fix: [units], or [channels, height, width] for images."
             )
@@ -43,7 +43,7 @@ class _SampleNorm(AffineNorm):
         """The dims to normalise over, the last ones; the weights are along the first of them."""
         k = len(self.normalized_shape)
         if shape[-k:].numel() != torch.Size(self.normalized_shape).numel() or (k == 3 and len(shape) != 4):
-            raise PartitionError(
+            raise ArgumentError(
                 f"{type(self).__name__}: the input of shape {tuple(shape)} does not end in `normalized_shape` "
                 f"(={list(self.normalized_shape)})."
             )
@@ -110,9 +110,7 @@ class RMSNorm(_SampleNorm):
     def __init__(self, normalized_shape: list[int] | tuple[int, ...] | int, eps: float = 1e-6) -> None:
         super().__init__(normalized_shape, eps, bias=False)
         if len(self.normalized_shape) != 1:
-            raise PartitionError(
-                f"RMSNorm: `normalized_shape` (={list(self.normalized_shape)}) has one entry: [units]."
-            )
+            raise ArgumentError(f"RMSNorm: `normalized_shape` (={list(self.normalized_shape)}) has one entry: [units].")
 
     def forward(self, x: Gaussian) -> Gaussian:
         dims = self._dims(x.mu.shape)

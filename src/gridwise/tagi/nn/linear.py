@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...errors import PartitionError
+from ...errors import ArgumentError
 from ..inference.products import product
 from ..inference.tracing import is_traced
 from .base_layer import Fans, ParametricLayer, Shape
@@ -69,7 +69,7 @@ class Linear(ParametricLayer):
             return tuple(shape[:-1])
         if shape[1:].numel() == self.input_size:
             return (shape[0],)
-        raise PartitionError(
+        raise ArgumentError(
             f"{self.get_layer_info()}: the input of shape {tuple(shape)} has {shape[1:].numel()} units a sample.\n"
             f"  fix: Linear({shape[1:].numel()}, {self.output_size}), or check the layer before."
         )

@@ -31,7 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...errors import PartitionError
+from ...errors import ArgumentError
 from ..inference.products import product
 from .base_layer import Fans, ParametricLayer, Shape
 from .gaussian import Gaussian, Innovation
@@ -104,7 +104,7 @@ class LSTM(ParametricLayer):
         stateful: bool | None = None,
     ) -> None:
         if seq_len < 1:
-            raise PartitionError(f"{type(self).__name__}: `seq_len` (={seq_len}) is less than one.")
+            raise ArgumentError(f"{type(self).__name__}: `seq_len` (={seq_len}) is less than one.")
         super().__init__(input_size, output_size, bias)
         self.seq_len = seq_len
         self.stateful = seq_len == 1 if stateful is None else stateful

@@ -25,7 +25,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...errors import PartitionError
+from ...errors import ArgumentError
 from ..inference.finite_values import as_observations, as_variances
 from .data_struct import BaseDeltaStates, BaseHiddenStates, Values
 from .gaussian import Gaussian, Innovation
@@ -42,7 +42,7 @@ def observe_at(out: Gaussian, y: Tensor, noise: Tensor, index: Tensor) -> Innova
     batch = out.mu.shape[0]
     rows = out.reshape(batch, out.mu.shape[1:].numel())
     if index.numel() % batch if batch else index.numel():
-        raise PartitionError(f"{index.numel()} indices came in for {batch} samples.\n  fix: as many for each sample.")
+        raise ArgumentError(f"{index.numel()} indices came in for {batch} samples.\n  fix: as many for each sample.")
     at = index.reshape(batch, index.numel() // max(batch, 1)) - 1
     y, noise = _shaped(out, at.shape, y, noise)
     jcb = None if rows.jcb is None else rows.jcb.gather(1, at)
@@ -57,7 +57,7 @@ def observe_heteros(out: Gaussian, y: Tensor) -> Innovation:
     m0, v0, j0 = mu[..., 0::2], var[..., 0::2], jcb[..., 0::2]
     a, q, j1 = mu[..., 1::2], var[..., 1::2], jcb[..., 1::2]
     if m0.shape != a.shape:
-        raise PartitionError(
+        raise ArgumentError(
             f"the output of shape {tuple(mu.shape)} has an odd number of units.\n"
             "  fix: two for each observed quantity, its mean and the variance of its noise."
         )
@@ -79,7 +79,7 @@ def _shaped(out: Gaussian, shape: torch.Size, y: Tensor, noise: Tensor) -> tuple
     """Observations in the given shape, and their noise: a scalar, or of the same shape."""
     wanted = shape.numel()
     if y.numel() != wanted or noise.numel() not in (1, wanted):
-        raise PartitionError(
+        raise ArgumentError(
             f"{y.numel()} observations with {noise.numel()} variances came in, {wanted} are needed for outputs of shape "
             f"{tuple(out.mu.shape)}."
         )
@@ -153,7 +153,7 @@ def as_indices(out: Gaussian, selected_idx: object) -> Tensor:
     index = torch.as_tensor(selected_idx).to(out.mu.device, torch.long)
     batch, units = out.mu.shape[0], out.mu.shape[1:].numel()
     if index.numel() and not (1 <= int(index.min()) <= int(index.max()) <= units):
-        raise PartitionError(
+        raise ArgumentError(
             f"{index.numel()} indices, from {int(index.min())} to {int(index.max())}, came in for {batch} samples of {units} "
             "units.\n"
             f"  fix: as many for each sample, each from 1 to {units}."

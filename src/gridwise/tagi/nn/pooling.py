@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...errors import PartitionError
+from ...errors import ArgumentError
 from ..inference.jumps import max_pool_keys
 from .gaussian import Gaussian, Innovation
 from .windowed import Size2, WindowedBaseLayer
@@ -112,7 +112,7 @@ class MaxPool2d(Pool2d):
     def __init__(self, kernel_size: Size2, stride: Size2 = 1, padding: Size2 = 0, padding_type: int = 0) -> None:
         super().__init__(kernel_size, stride, padding, padding_type)
         if any(p >= k for p, k in zip(self.padding, self.kernel_size, strict=True)):
-            raise PartitionError(
+            raise ArgumentError(
                 f"MaxPool2d: `padding` (={self.padding}) is not less than `kernel_size` (={self.kernel_size}): some windows "
                 "would contain padding only, which has no maximum.\n  fix: a smaller padding."
             )

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import GridwiseError, PartitionError
+from ...errors import ArgumentError, GridwiseError
 from .. import parameter_files
 from ..inference.finite_values import as_inputs, as_variances
 from .base_layer import BaseLayer, ParametricLayer
@@ -58,7 +58,7 @@ class Sequential(LayerBlock):
 
     def __init__(self, *layers: BaseLayer, compat: str | None = None) -> None:
         if not layers:
-            raise PartitionError("Sequential: no layers were given.")
+            raise ArgumentError("Sequential: no layers were given.")
         super().__init__(*layers)
         self.input_state_update = False
         self.replicas: Replicas | None = None  # the workers that train the network together, if several
@@ -75,14 +75,14 @@ class Sequential(LayerBlock):
     def set_compat(self, compat: str | None) -> None:
         """Choose the original's quirks ('cutagi') or the corrected mathematics (None) for every layer."""
         if compat not in (None, "cutagi"):
-            raise PartitionError(f"Sequential: `compat` (={compat!r}) is None or 'cutagi'.")
+            raise ArgumentError(f"Sequential: `compat` (={compat!r}) is None or 'cutagi'.")
         for layer in self._all_layers():
             layer.compat = compat
 
     def set_cap(self, cap: float | str | None) -> None:
         """Set the cap on parameter updates: 'batch' (by the batch size), a factor above zero, or None for no cap."""
         if cap not in (None, "batch") and not (isinstance(cap, int | float) and cap > 0):
-            raise PartitionError(f"Sequential: `cap` (={cap!r}) is 'batch', a number above zero, or None.")
+            raise ArgumentError(f"Sequential: `cap` (={cap!r}) is 'batch', a number above zero, or None.")
         for layer in self.parametric_layers():
             layer.cap = cap
 
@@ -134,7 +134,7 @@ class Sequential(LayerBlock):
             return Gaussian(mu)
         var = as_variances(var_x, like, "var_x")
         if var.numel() != mu.numel() or (var.ndim > 1 and var.shape[0] != mu.shape[0]):
-            raise PartitionError(
+            raise ArgumentError(
                 f"Sequential: {mu.numel()} means of {mu.shape[0]} samples came in with variances of shape {tuple(var.shape)}."
             )
         return Gaussian(mu, var.reshape(mu.shape))
@@ -153,7 +153,7 @@ class Sequential(LayerBlock):
 
     def _output_innovation(self) -> Innovation:
         if self._input_delta.problem is not None:
-            raise PartitionError(self._input_delta.problem)
+            raise ArgumentError(self._input_delta.problem)
         delta, shape = self._input_delta.innovation, self.output_z_buffer.gaussian.mu.shape
         if delta.mu.numel() != shape.numel():
             raise GridwiseError(
@@ -247,11 +247,11 @@ class Sequential(LayerBlock):
         layers = self._recurrent()
         if not states.keys() <= layers.keys():
             have, given = (", ".join(map(str, places)) for places in (layers, states))
-            raise PartitionError(f"set_lstm_states: layers {have} have states, not {given}.")
+            raise ArgumentError(f"set_lstm_states: layers {have} have states, not {given}.")
         for i, values in states.items():
             sizes, units = [as_tensor(v).numel() for v in values], layers[i].output_size
             if len(sizes) != 4 or len(set(sizes)) > 1 or sizes[0] % units:
-                raise PartitionError(
+                raise ArgumentError(
                     f"set_lstm_states: {sizes} values came in for layer {i}, {layers[i].get_layer_info()}.\n"
                     f"  fix: (mu_h, var_h, mu_c, var_c), each with {units} values for every sample."
                 )

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...errors import PartitionError
+from ...errors import ArgumentError
 from ..inference.tracing import is_traced
 from .base_layer import BaseLayer
 from .gaussian import Gaussian, Innovation
@@ -65,9 +65,9 @@ class WindowedBaseLayer(BaseLayer):
     ) -> None:
         name = type(self).__name__
         if padding_type not in (0, 1, 2):
-            raise PartitionError(f"{name}: `padding_type` (={padding_type}) is 0, 1 or 2.")
+            raise ArgumentError(f"{name}: `padding_type` (={padding_type}) is 0, 1 or 2.")
         if min(*pair(kernel_size), *pair(stride), *pair(dilation)) < 1 or min(pair(padding)) < 0:
-            raise PartitionError(
+            raise ArgumentError(
                 f"{name}: `kernel_size` (={kernel_size}), `stride` (={stride}) and `dilation` (={dilation}) are at least "
                 f"one, `padding` (={padding}) is at least zero."
             )

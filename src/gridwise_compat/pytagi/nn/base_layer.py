@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from gridwise.errors import PartitionError
+from gridwise.errors import ArgumentError
 from gridwise.tagi.nn.base_layer import BaseLayer as GridwiseLayer
 from gridwise.tagi.nn.base_layer import ParametricLayer
 from gridwise.tagi.nn.data_struct import as_tensor
@@ -43,7 +43,7 @@ def _parameter(name: str) -> property:
     def write(self: BaseLayer, value: object) -> None:
         tensor = self._tensor(name)
         if tensor is None:
-            raise PartitionError(f"{self._layer.get_layer_info()}: there is no `{name}` to set.")
+            raise ArgumentError(f"{self._layer.get_layer_info()}: there is no `{name}` to set.")
         tensor.data.copy_(self._fitting(name, value, tensor))
 
     return property(read, write, doc=f"`{name}`, a flat list.")
@@ -61,9 +61,7 @@ def _innovation(name: str) -> property:
         """Set the sums that the next step multiplies by the variance, or its square, to get this innovation."""
         var = self._tensor(f"var_{kind}")
         if var is None:
-            raise PartitionError(
-                f"{self._layer.get_layer_info()}: there are no parameters whose `{name}` could be set."
-            )
+            raise ArgumentError(f"{self._layer.get_layer_info()}: there are no parameters whose `{name}` could be set.")
         sums = list(self._layer.sums.get(kind, (torch.zeros_like(var), torch.zeros_like(var))))
         sums[power - 1] = self._fitting(name, value, var) / var**power
         self._layer.sums[kind] = (sums[0], sums[1])
@@ -77,7 +75,7 @@ def _count(name: str) -> property:
 
     def write(self: BaseLayer, value: int) -> None:
         if value != read(self):
-            raise PartitionError(
+            raise ArgumentError(
                 f"{self._layer.get_layer_info()}: `{name}` cannot be set to {value}, the layer has {read(self)}.\n"
                 "  fix: construct a layer of another size."
             )
@@ -139,7 +137,7 @@ class BaseLayer:
     def _set_bias(self, value: bool) -> None:
         if bool(value) != self.bias:
             has = "has" if self.bias else "has no"
-            raise PartitionError(
+            raise ArgumentError(
                 f"{self._layer.get_layer_info()}: `bias` cannot be set to {value}, the layer {has} biases.\n"
                 "  fix: construct a layer of the other kind."
             )
@@ -150,7 +148,7 @@ class BaseLayer:
     def _fitting(self, name: str, value: object, tensor: Tensor) -> Tensor:
         given = as_tensor(value, tensor)
         if given.numel() != tensor.numel():
-            raise PartitionError(
+            raise ArgumentError(
                 f"{self._layer.get_layer_info()}: {given.numel()} values came in for `{name}`, which has {tensor.numel()}."
             )
         return given.reshape(tensor.shape)

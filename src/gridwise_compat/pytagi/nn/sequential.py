@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gridwise.errors import PartitionError
+from gridwise.errors import ArgumentError
 from gridwise.tagi.nn import sequential as own
 from gridwise.tagi.nn.attention import MultiheadAttention
 from gridwise.tagi.nn.base_layer import BaseLayer as GridwiseLayer
@@ -60,7 +60,7 @@ class Sequential(BaseLayer):
         mu = of_anything(mu_x).reshape(-1)
         shape = self._shape_of_sample(mu.numel())
         if mu.numel() % math.prod(shape):
-            raise PartitionError(
+            raise ArgumentError(
                 f"Sequential: an input of {mu.numel()} values is not a whole number of samples of shape "
                 f"{tuple(shape)}.\n  fix: pass (batch, *{tuple(shape)}) values."
             )
@@ -107,13 +107,13 @@ class Sequential(BaseLayer):
         if isinstance(first, AvgPool2d | MaxPool2d) and not first.input_size:
             first.input_size = first.in_channels * first.in_height * first.in_width
             if not first.input_size:
-                raise PartitionError(
+                raise ArgumentError(
                     f"{first.get_layer_info()}: flat values came in, and the size of the images is not known.\n"
                     "  fix: set the layer's in_width, in_height and in_channels before."
                 )
         try:
             return first.as_input(of_anything(np.zeros(values, np.float32))).shape[1:]
-        except PartitionError:
+        except ArgumentError:
             if values:
                 raise
             return (max(first.input_size, 1),)

@@ -16,7 +16,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
-from ....errors import PartitionError
+from ....errors import ArgumentError
 from ...nn import Sequential, TrainStep
 from ...nn.data_struct import Values, of_array
 from ..scaling import Scale
@@ -67,26 +67,26 @@ class TAGIEstimator(BaseEstimator):
         def whole(parameter: str, least: int) -> int:
             value = getattr(self, parameter)
             if not isinstance(value, numbers.Integral) or int(value) < least:
-                raise PartitionError(f"{name}: `{parameter}` (={value!r}) is a whole number from {least} on.")
+                raise ArgumentError(f"{name}: `{parameter}` (={value!r}) is a whole number from {least} on.")
             return int(value)
 
         if not all(isinstance(width, numbers.Integral) and int(width) > 0 for width in self._widths()):
-            raise PartitionError(
+            raise ArgumentError(
                 f"{name}: `hidden_layers` (={self.hidden_layers!r}) are numbers of units, 50 or (100, 100), say."
             )
         if self.activation not in ACTIVATIONS:
-            raise PartitionError(
+            raise ArgumentError(
                 f"{name}: `activation` (={self.activation!r}) is one of {', '.join(map(repr, ACTIVATIONS))}."
             )
         if not 0.0 < self.validation_fraction < 1.0:
-            raise PartitionError(
+            raise ArgumentError(
                 f"{name}: `validation_fraction` (={self.validation_fraction!r}) is between 0 and 1, both excluded."
             )
         if isinstance(self.noise, str) or self.noise is None:
             if self.noise not in noises:
-                raise PartitionError(f"{name}: `noise` (={self.noise!r}) is a number or one of {noises}.")
+                raise ArgumentError(f"{name}: `noise` (={self.noise!r}) is a number or one of {noises}.")
         elif not (np.isfinite(self.noise) and self.noise > 0):
-            raise PartitionError(
+            raise ArgumentError(
                 f"{name}: `noise` (={self.noise!r}) is a standard deviation: more than zero, and finite."
             )
         sizes = whole("batch_size", 1), whole("max_epochs", 1), bool(self.early_stopping), whole("patience", 1)
@@ -101,7 +101,7 @@ class TAGIEstimator(BaseEstimator):
     def _weights(self, sample_weight: Values | None, X: np.ndarray) -> np.ndarray:
         weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
         if not weight.any():
-            raise PartitionError(f"{type(self).__name__}: `sample_weight` is zero for all rows.")
+            raise ArgumentError(f"{type(self).__name__}: `sample_weight` is zero for all rows.")
         return weight
 
     # ---- learning ---------------------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ class TAGIEstimator(BaseEstimator):
     def _learn(self, task: LearningTask, rows: int, settings: Settings) -> None:
         """Search on held-out rows, then learn from all; sets the results, and leaves torch's generators unchanged."""
         if rows < 2:
-            raise PartitionError(
+            raise ArgumentError(
                 f"{type(self).__name__}: n_samples={rows}; at least 2 are needed, because the noise and the number of epochs "
                 "are found on rows that are held out."
             )

@@ -10,7 +10,7 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from ....errors import PartitionError
+from ....errors import ArgumentError
 from ...hrc_softmax import class_tree
 from ...nn.data_struct import Values
 from .base import LEARNT, TAGIEstimator, scale_of
@@ -83,7 +83,7 @@ class TAGIClassifier(ClassifierMixin, TAGIEstimator):
                 self._check_classes()
                 self.scale_x_ = scale_of(X, weight)
             if unknown := sorted(set(np.unique(y).tolist()) - set(self.classes_.tolist()), key=str):
-                raise PartitionError(
+                raise ArgumentError(
                     f"TAGIClassifier.partial_fit: `y` has the labels {unknown}, which are not among `classes_` "
                     f"(={self.classes_.tolist()}).\n  fix: partial_fit(X, y, classes=all of them) in the first call."
                 )
@@ -106,7 +106,7 @@ class TAGIClassifier(ClassifierMixin, TAGIEstimator):
 
     def _check_classes(self) -> None:
         if len(self.classes_) < 2:
-            raise PartitionError(
+            raise ArgumentError(
                 f"TAGIClassifier: `y` has one class, {self.classes_[0]!r}; at least two classes are needed."
             )
 

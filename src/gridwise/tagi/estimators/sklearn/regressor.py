@@ -11,7 +11,7 @@ from sklearn.utils import check_array, check_consistent_length
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 from torch import Tensor
 
-from ....errors import PartitionError
+from ....errors import ArgumentError
 from ...nn.data_struct import Values
 from ..prediction import Prediction
 from .base import LEARNT, TAGIEstimator, scale_of
@@ -140,7 +140,7 @@ class TAGIRegressor(RegressorMixin, TAGIEstimator):
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Rows, targets (row, column) and weights, without rows of weight zero or without targets."""
         if y is None:
-            raise PartitionError("TAGIRegressor: requires y to be passed, but the target y is None.")
+            raise ArgumentError("TAGIRegressor: requires y to be passed, but the target y is None.")
         X = validate_data(self, X, dtype=np.float64, reset=reset)
         y = check_array(y, ensure_2d=False, dtype=np.float64, ensure_all_finite="allow-nan", input_name="y")
         check_consistent_length(X, y)
@@ -150,11 +150,11 @@ class TAGIRegressor(RegressorMixin, TAGIEstimator):
         if reset:
             self._is_flat, self.n_outputs_ = y.ndim == 1, columns.shape[1]
         elif columns.shape[1] != self.n_outputs_:
-            raise PartitionError(f"TAGIRegressor: `y` has {columns.shape[1]} columns, {self.n_outputs_} before.")
+            raise ArgumentError(f"TAGIRegressor: `y` has {columns.shape[1]} columns, {self.n_outputs_} before.")
         weight = self._weights(sample_weight, X)
         used = (weight > 0) & ~np.isnan(columns).all(1)
         if not used.any():
-            raise PartitionError("TAGIRegressor: `y` is NaN in all rows: there is nothing to learn.")
+            raise ArgumentError("TAGIRegressor: `y` is NaN in all rows: there is nothing to learn.")
         return X[used], columns[used], weight[used]
 
     def _note_noise(self, task: Numbers | VaryingNumbers) -> None:

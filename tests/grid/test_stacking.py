@@ -22,9 +22,9 @@ def halos(shape: tuple[int, ...], extents: tuple[int, ...], halo: int, rank: int
 def test_the_pieces_of_one_cut_dim_fill_it_in_order(workers: int, halo: int) -> None:
     for rank in range(workers):
         plan = halos((11, 4), (workers, 1), halo, rank)
-        stacking = stacking_of(plan, ((1, 2), (0, 0)))
+        stacking = stacking_of(plan)
         assert stacking is not None
-        assert (stacking.dim, stacking.before, stacking.after) == (0, (1, 4), (2, 4))
+        assert stacking.dim == 0
         received = [piece.target for message in plan.receives for piece in message.pieces]
         ends = [(plan.kept[0].target if i == OWN else received[i]) for i in stacking.order]
         assert [box.start[0] for box in ends] == [0, *(box.stop[0] for box in ends[:-1])]
@@ -33,7 +33,6 @@ def test_the_pieces_of_one_cut_dim_fill_it_in_order(workers: int, halo: int) -> 
 
 def test_two_cut_dims_are_no_stack() -> None:
     assert stacking_of(halos((8, 8), (2, 2), 1, 0)) is None
-    assert stacking_of(halos((8, 8), (2, 1), 1, 0), ((0, 0), (1, 1))) is None
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])

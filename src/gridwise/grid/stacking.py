@@ -1,7 +1,7 @@
-"""Boxes that are stacks: margins, own rows and received rows one after another along a single dim.
+"""Boxes that are stacks: own rows and received rows one after another along a single dim.
 
-This is the case for a grid that cuts one dim of space. Such a box is assembled by one concatenation. Where it extends
-equally far before and after the own rows, its borders can be computed separately from the block (`borders_of`).
+This is the case for a grid that cuts one dim of space. Where such a box extends equally far before and after the own
+rows, its borders can be computed separately from the block (`borders_of`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .box import Shape
 from .cuts import Interval
 from .route import Route
 
@@ -18,15 +17,13 @@ OWN = -1
 
 @dataclass(frozen=True)
 class Stacking:
-    """The order along `dim` of received pieces (by number) and the worker's `OWN`, between margins of these shapes."""
+    """The order along `dim` of received pieces (by number) and the worker's `OWN`."""
 
     dim: int
     order: tuple[int, ...]
-    before: Shape
-    after: Shape
 
 
-def stacking_of(plan: Route, margins: Sequence[Interval] = ()) -> Stacking | None:
+def stacking_of(plan: Route) -> Stacking | None:
     """How the box that a worker needs is stacked around its whole block; None if the pieces are not a stack."""
     if plan.needed is None or plan.owned is None or len(plan.kept) != 1:
         return None
@@ -35,13 +32,11 @@ def stacking_of(plan: Route, margins: Sequence[Interval] = ()) -> Stacking | Non
     shape = plan.needed.shape
     pieces = [plan.kept[0].target, *(piece.target for message in plan.receives for piece in message.pieces)]
     dims = {d for d, n in enumerate(shape) if any(piece.shape[d] != n for piece in pieces)}
-    dims |= {d for d, margin in enumerate(margins) if any(margin)}
     if len(dims) != 1:
         return None
     (dim,) = dims
     order = sorted(range(len(pieces)), key=lambda i: pieces[i].start[dim])
-    before, after = ((*shape[:dim], n, *shape[dim + 1 :]) for n in (margins[dim] if margins else (0, 0)))
-    return Stacking(dim, tuple(i - 1 for i in order), before, after)
+    return Stacking(dim, tuple(i - 1 for i in order))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ import torch
 
 import gridwise
 from gridwise.comm.launching import find
-from gridwise.comm.messages.channel import Channel
 from gridwise.errors import TransportError
 from gridwise.testing import workers
 
@@ -46,17 +45,20 @@ def test_a_thread_that_calls_while_another_waits_is_refused() -> None:
 
 
 @workers(2)
-def test_a_thread_that_uses_the_channel_of_another_that_waits_is_refused() -> None:
+def test_a_thread_that_moves_while_another_waits_is_refused() -> None:
     transport = find.current()
     other = 1 - transport.rank
-    channel = Channel(transport, "HaloExchange", [(other, [(4,)])], [(other, [(4,)])], torch.float32)
+    mine, theirs = torch.zeros(4), torch.empty(4)
     caught: list[Exception] = []
+
+    def move() -> None:
+        transport.move([(other, [mine])], [(other, [theirs])], torch.float32, "HaloExchange").wait()
 
     def second() -> None:
         while transport.waiting is None:
             time.sleep(0.001)
         try:
-            channel.exchange()
+            move()
         except TransportError as error:
             caught.append(error)
 
@@ -65,7 +67,7 @@ def test_a_thread_that_uses_the_channel_of_another_that_waits_is_refused() -> No
         thread.start()
     else:
         time.sleep(0.3)
-    channel.exchange()
+    move()
     if transport.rank == 0:
         thread.join()
     assert len(caught) == (transport.rank == 0)

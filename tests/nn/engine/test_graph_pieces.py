@@ -16,7 +16,7 @@ import gridwise
 from gridwise.comm.graph_breaks import capturing
 from gridwise.comm.transports.base import Transport
 from gridwise.errors import UnsupportedError
-from gridwise.nn.engine import carrier, graph_pieces
+from gridwise.nn.engine import graph_pieces
 from gridwise.nn.engine.graph_pieces import Pieces
 from gridwise.testing import workers
 
@@ -76,20 +76,20 @@ def again(func: Any, args: Any, kwargs: Any, made: Any) -> None:
 
 @contextmanager
 def as_on_a_device() -> Iterator[None]:
-    """Small halos too go by `Transport.move`, and a graph sees nothing of what the host does by itself."""
-    small, all_max = carrier.SMALL, Transport.all_max
+    """A graph sees nothing of what the host does by itself."""
+    all_max = Transport.all_max
 
     def unseen(*args: Any) -> None:
         with _disable_current_modes():
             all_max(*args)
 
-    carrier.SMALL, Transport.all_max = -1, unseen
+    Transport.all_max = unseen  # type: ignore[method-assign]
     try:
         with Recording():
             yield
     finally:
         Recording.current = None
-        carrier.SMALL, Transport.all_max = small, all_max
+        Transport.all_max = all_max  # type: ignore[method-assign]
 
 
 def made_twice(kind: str) -> list[tuple[torch.nn.Module, Callable[[Tensor], Tensor]]]:

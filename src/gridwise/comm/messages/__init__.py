@@ -6,5 +6,4 @@ requests      pending messages, and what is done when they have arrived
 arrays        gathering small arrays of all workers
 share_sum     sums in shares, begun now and completed later
 dissemination small data of many workers, in log2(n) messages each
-channel       a small exchange that is repeated, with its own buffers
 """

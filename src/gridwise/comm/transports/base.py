@@ -132,10 +132,6 @@ class Transport(Supervised, DataPath):
         far = Arriving(Guarded(pending, wait), [landing for _, landing in landings])
         return far if near is NOTHING else Both(far, near)
 
-    def poster(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Callable[[], Request]:
-        """A function that posts these host parcels each time it is called; the caller keeps them alive."""
-        return lambda: self._post_by_path(sends, receives)
-
     # Collectives
 
     @movement

@@ -57,11 +57,6 @@ class DataPath(ABC):
             (near if node.reaches(peer, size, is_cuda) else far).append((peer, views))
         return near, far
 
-    def are_near(self, peers: Sequence[int]) -> bool:
-        """Whether host messages of any size, to and from these peers, go through shared memory."""
-        node = self.node
-        return node is not None and all(node.reaches(peer, 0) for peer in peers)
-
     def _node_of(self, team: Team, x: Tensor | np.ndarray | bytes) -> Node | None:
         """The node, if it carries out a collective of `x`, else None; all of the team decide alike."""
         node = self.node

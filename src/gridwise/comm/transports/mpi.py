@@ -7,7 +7,7 @@ and works for every dtype. Groups are communicators made by `Create_group`, whic
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,17 +91,6 @@ class MPITransport(Transport):
         requests = [world.Irecv(memory(x), peer, TAG) for peer, x in receives]
         requests += [world.Isend(memory(x), peer, TAG) for peer, x in sends]
         return _Requests(requests, (sends, receives))
-
-    def poster(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Callable[[], Request]:
-        world = self._world
-        out, into = [(memory(x), peer) for peer, x in sends], [(memory(x), peer) for peer, x in receives]
-
-        def post() -> Request:
-            requests = [world.Irecv(buffer, peer, TAG) for buffer, peer in into]
-            requests += [world.Isend(buffer, peer, TAG) for buffer, peer in out]
-            return _Requests(requests, None)
-
-        return post
 
     def _all_sum_into(self, total: Tensor, x: Tensor, team: Team) -> None:
         if x.dtype == total.dtype and x.is_contiguous() and x is not total and x.numel():

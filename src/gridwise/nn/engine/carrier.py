@@ -5,20 +5,17 @@
     bytes    what the route sends, once; one message per peer
 
 The result is allocated uninitialised, and local pieces are copied while messages are in flight; the transport packs the
-pieces (`comm.messages.packing`). Small messages sent through a library have fixed buffers, reused by every call
-(`comm.messages.channel`).
+pieces (`comm.messages.packing`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from math import prod
 
 import torch
 from torch import Tensor
 
-from ...comm.messages.channel import Channel
 from ...comm.messages.packing import put
 from ...comm.transports.base import Team, Transport
 from ...grid import Box, Piece, Route
@@ -26,8 +23,6 @@ from ...operators.formats import HALVES
 from .operator import Operator
 
 NOWHERE = Box((), ())
-SMALL = 1 << 17
-"""The most bytes, sent and received together, for which messages have fixed buffers."""
 
 
 class Place:
@@ -57,22 +52,11 @@ class Traffic:
 
     def __init__(self, transport: Transport, what: str, sends: Sequence[Placed], receives: Sequence[Placed]) -> None:
         self.transport, self.what, self.sends, self.receives = transport, what, sends, receives
-        self.leaving = [place for _, places in sends for place in places]
         self.arriving = [place for _, places in receives for place in places]
-        self._volume = sum(prod(place.shape) for place in (*self.leaving, *self.arriving))
-        self._channels: dict[torch.dtype, Channel] = {}
-        self._are_near = transport.are_near([peer for peer, _ in (*sends, *receives)])
 
     def carry(self, x: Tensor, y: Tensor, kept: Sequence[tuple[Place, Place]], add: bool) -> None:
         """Send places of `x`; copy or add what arrives, and what is kept, into places of `y`."""
-        arrived = self.exchanged(x)
-        if arrived is not None:
-            for source, target in kept:
-                put(target(y), source(x), add)
-            for place, part in zip(self.arriving, arrived, strict=True):
-                put(place(y), part, add)
-        else:
-            self.carry_together([x], [y], kept, add)
+        self.carry_together([x], [y], kept, add)
 
     def carry_together(
         self, sources: Sequence[Tensor], targets: Sequence[Tensor], kept: Sequence[tuple[Place, Place]], add: bool
@@ -91,29 +75,6 @@ class Traffic:
                     put(target(y), source(x), add)
         finally:  # even after an error: peers still write to the memory of these messages
             pending.wait()
-
-    def exchanged(self, x: Tensor) -> list[Tensor] | None:
-        """Send places of `x`; returns the received pieces, valid until the next call, or None without a `channel`."""
-        channel = self.channel(x)
-        if channel is None:
-            return None
-        for part, place in zip(channel.outgoing, self.leaving, strict=True):
-            part.copy_(place(x))
-        channel.exchange()
-        return channel.incoming
-
-    def channel(self, like: Tensor) -> Channel | None:
-        """Fixed buffers for tensors like this; None if they are not small, not on the host, or go by shared memory."""
-        if not like.is_cpu or self._volume * like.itemsize > SMALL or self._are_near:
-            return None
-        channel = self._channels.get(like.dtype)
-        if channel is None:
-            sends, receives = (
-                [(peer, [place.shape for place in places]) for peer, places in messages]
-                for messages in (self.sends, self.receives)
-            )
-            channel = self._channels[like.dtype] = Channel(self.transport, self.what, sends, receives, like.dtype)
-        return channel
 
 
 class Move(Operator):

@@ -6,8 +6,7 @@
     bytes     what the route sends; the margins cost nothing
 
 Padding after the movement would copy the whole block a second time. Here messages and the worker's block go directly
-into the padded tensor, by one concatenation where the pieces form a stack (`grid.stacking`). A worker that needs
-exactly what it owns, without margins, gets its own tensor and no copy.
+into the padded tensor. A worker that needs exactly what it owns, without margins, gets its own tensor and no copy.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from ...comm.messages.packing import put
 from ...comm.transports.base import Team, Transport
-from ...grid import OWN, Box, Route, Stacking, stacking_of
+from ...grid import Box, Route
 from ...operators.formats import HALVES, memory_format_of
 from ..engine.carrier import Margins, Move, MoveBack, Place
 
@@ -49,9 +48,6 @@ class Fetch(Move):
         self.fill = fill
         self.edges = _edges(self.shape, self.margins)
         self.received = sum(message.volume for message in plan.receives)
-        self.stacking = stacking_of(plan, self.margins)
-        self._filled: dict[torch.dtype, tuple[Tensor, Tensor]] = {}
-        """The filled margins before and after a stack, by dtype."""
 
     @cached_property
     def adjoint(self) -> FetchBack:
@@ -66,30 +62,9 @@ class Fetch(Move):
     def __call__(self, x: Tensor) -> Tensor:
         if self.is_identity:
             return x
-        if self.plan.needed is None:
-            y = self.nothing(x)
-        else:
-            if self.stacking is not None and x.is_contiguous() and (arrived := self.traffic.exchanged(x)) is not None:
-                return self._stacked(self.stacking, x, arrived)
-            y = self.room_for(x)
+        y = self.nothing(x) if self.plan.needed is None else self.room_for(x)
         self.traffic.carry(x, y, self.kept, add=False)
         return y
-
-    def _stacked(self, stacking: Stacking, x: Tensor, received: Sequence[Tensor]) -> Tensor:
-        """The box, concatenated in one call from this worker's block and what was received."""
-        before, after = self._filled.get(x.dtype) or self._fill(stacking, x.dtype)
-        rows = [x if i == OWN else received[i] for i in stacking.order]
-        if before.numel():
-            rows.insert(0, before)
-        if after.numel():
-            rows.append(after)
-        return torch.cat(rows, stacking.dim)
-
-    def _fill(self, stacking: Stacking, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        with torch.inference_mode(False):  # they outlive the call that needs them first
-            before = torch.full(stacking.before, self.fill, dtype=dtype, device="cpu")
-            after = torch.full(stacking.after, self.fill, dtype=dtype, device="cpu")
-        return self._filled.setdefault(dtype, (before, after))
 
     def room_for(self, x: Tensor) -> Tensor:
         """A new box with its margins filled."""

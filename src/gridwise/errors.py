@@ -265,3 +265,13 @@ class SameBlocks(UserWarning):
     >>> import warnings
     >>> warnings.simplefilter('error', gridwise.errors.SameBlocks)  # raised on all workers
     """
+
+
+class LocalLoss(UserWarning):
+    """A mean over each worker's block was differentiated: the gradients are sums of local means.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> warnings.simplefilter('error', gridwise.errors.LocalLoss)  # raised on all workers
+    """

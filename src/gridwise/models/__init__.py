@@ -4,8 +4,8 @@ distribute         the user's entry point
 model              its result: an object of the user's class, whose calls run on blocks
 inputs             the arguments of a call, and where their tensors lie; `roots`: the modules that a function calls
 replicated_state   parameters and buffers, whole on every worker of the grid
-runner             one agreement per call; `recorder`: all workers record and place new structures together; `same_blocks`: a
-                   warning where each worker passed the whole
+runner             one agreement per call; `recorder`: all workers record and place new structures together; `same_blocks`,
+                   `local_loss`: warnings where each worker passed the whole, or took the mean of its block
 self_check         whether recording works with a torch that the tests have not seen
 recording          what a model does with inputs of one structure: a flat graph of ATen operators of global sizes
 placing, rules, placement, movement      where every tensor of a recording lies, and what is moved

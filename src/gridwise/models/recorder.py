@@ -44,6 +44,8 @@ class Run:
     stored: dict[str, dict[str, tuple[dict[str, Any], str]]]
     """Where the parameters and buffers that it reads are stored, by kind and name: a dict and a key."""
 
+    was_differentiated: bool = False
+    """Whether backward has reached its outputs."""
     was_prepared: bool = False
     """Whether it was made for an example, and has not been called since."""
 

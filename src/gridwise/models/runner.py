@@ -33,6 +33,8 @@ from ..operators.formats import memory_format_of
 from ..partition import CartesianPartition
 from ..torch_internals.modes import without_torch_function
 from .inputs import Bound, Inputs
+from .local_loss import watch_for_local_loss
+from .placement import Cut
 from .recorder import FunctionRecorder, GatherOption, Run
 from .recording.indices import problem_with
 from .recording.recording import Recording
@@ -168,13 +170,24 @@ class Runner(FunctionRecorder):
 
     def _run(self, run: Run, tensors: Sequence[Tensor]) -> Any:
         self._last = run
-        outputs = run(tensors)
-        return run.recording.outputs(
-            [
-                apply(y, self._agreement_point, self.ticket, True) if r else y
-                for y, r in zip(outputs, run.outputs_need_grad, strict=True)
-            ]
-        )
+        outputs = [
+            apply(y, self._agreement_point, self.ticket, True) if r else y
+            for y, r in zip(run(tensors), run.outputs_need_grad, strict=True)
+        ]
+        if not run.was_differentiated and torch.is_grad_enabled():
+            self._watch(run, outputs)
+        return run.recording.outputs(outputs)
+
+    def _watch(self, run: Run, outputs: Sequence[Tensor]) -> None:
+        """Let the first backward through these outputs see whether it is that of a local loss."""
+
+        def seen() -> bool:
+            before, run.was_differentiated = run.was_differentiated, True
+            return before
+
+        for y, placement in zip(outputs, run.program.outputs, strict=True):
+            if isinstance(placement, Cut) and y.grad_fn is not None:
+                watch_for_local_loss(y, self.P_x.transport, self.P_x.team, self.says, seen)
 
     def _compare_replicas(self) -> None:
         """Raise on all workers unless all hold the same parameters and buffers, whose shapes are known to be equal."""

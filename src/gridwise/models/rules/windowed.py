@@ -146,5 +146,9 @@ def _convolved(call: Call, layers: Mapping[int, Any], channels: tuple[int, int],
     weight, bias = call["weight"], call["bias"]
     dims, kernel = weight.dim - 2, weight.shape[2:]
     given = {name: call[name] if isinstance(call[name], str) else each(call[name], dims) for name in sizes}
-    given |= {"groups": call["groups"], "bias": bias is not None, "dtype": weight.dtype}
+    given |= {"groups": call["groups"], "bias": bias is not None}
+    if (
+        weight.dtype.is_floating_point or weight.dtype.is_complex
+    ):  # torch makes no other parameters, and needs none here
+        given["dtype"] = weight.dtype
     return by_layer(call, lambda P: layers[dims](P, *channels, kernel, **given), dims, weights=(weight, bias))

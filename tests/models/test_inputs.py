@@ -125,6 +125,31 @@ def test_one_tensor_as_several_arguments() -> None:
         torch.testing.assert_close(g, mine)
 
 
+@workers(2, transports=("mpi",))
+def test_labels_without_a_channel_dim() -> None:
+    """They lie where the input does; what has other dims is named, with what to say."""
+    torch.manual_seed(0)
+    net, x = nn.Conv2d(3, 4, 1).double(), random(4, 3, 6, 5)
+    labels = torch.randint(4, (4, 6, 5), generator=torch.Generator().manual_seed(2))
+    for grid in ((1, 1, 2, 1), (2, 1, 1, 1)):
+        P, P_y = partition(*grid), partition(grid[0], *grid[2:])
+        loss = gridwise.distribute(lambda x, y: F.cross_entropy(net(x), y), P)
+        torch.testing.assert_close(loss(block(x, P), block(labels, P_y)), F.cross_entropy(net(x), labels))
+        late = gridwise.distribute(lambda x, y: F.cross_entropy(net(x), y), P, example=(x, labels))
+        torch.testing.assert_close(late(block(x, P), block(labels, P_y)), F.cross_entropy(net(x), labels))
+        rank = gridwise.world().rank
+        for wrong in (labels[:, 0, 0], block(labels, P_y)[..., None, None], block(labels, P_y)[..., 1:]):
+            with pytest.raises(PartitionError, match=r"`y` has \d dims.* distribute\(<lambda>, P_x, y=P\) says"):
+                loss(block(x, P), wrong if rank else block(labels, P_y))
+    rows = gridwise.distribute(lambda x, y: F.cross_entropy(x, y), partition(2, 1))
+    torch.testing.assert_close(
+        rows(block(x[:, :, 0, 0], partition(2, 1)), block(labels[:, 0, 0] % 3, partition(2))),
+        F.cross_entropy(x[:, :, 0, 0], labels[:, 0, 0] % 3),
+    )
+    with pytest.raises(PartitionError, match="`y` has 3 dims"):
+        gridwise.distribute(lambda x, y: F.cross_entropy(x, y), partition(1, 2, 1, 1))(x[:, :2], labels)
+
+
 class Keywords(nn.Module):
     def forward(self, x: Tensor, **options: Any) -> Tensor:
         y = x * options.get("by", 1.0) if options.get("flag") else x

@@ -292,8 +292,14 @@ def test_data_parallelism_around_a_distributed_model_is_refused() -> None:
     model = gridwise.distribute(Net(), partition(1, 1, 1, 1))
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
-        with pytest.raises(UnsupportedError, match="already; DistributedDataParallel around it"):
-            nn.parallel.DistributedDataParallel(model)
+        for wrapped in (model, nn.Sequential(nn.Identity(), nn.Sequential(model))):
+            with pytest.raises(UnsupportedError, match="already; DistributedDataParallel around it"):
+                nn.parallel.DistributedDataParallel(wrapped)
+        holder = nn.Linear(1, 1)
+        holder.loss_of = gridwise.distribute(lambda x: holder(x).mean(), partition(1, 1))
+        with pytest.raises(UnsupportedError, match=r"DistributedFunction, loss_of of Linear, is distributed already"):
+            nn.parallel.DistributedDataParallel(holder)
+        nn.parallel.DistributedDataParallel(nn.Linear(1, 1))
     finally:
         torch.distributed.destroy_process_group()
 

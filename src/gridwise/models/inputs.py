@@ -3,6 +3,7 @@
     forward(self, x, mask=None, scale=1.0)       x is on `P_x`; mask has no partition, so it must not be a tensor
     distribute(model, P_x, mask=P_m, scale=2.0)  tensors in mask are on `P_m`, scale is held at 2.0
     distribute(model, P_x, time=world)           a partition without a grid: every worker holds the whole tensor
+    distribute(lambda x, y: ..., P_x)            y is on `P_x` too, or, with the dims of x less the channel, on `P_x` less that
 
 Arguments other than tensors may differ from call to call; each combination is recorded separately.
 """
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ..errors import PartitionError, UnsupportedError
+from ..grid import Grid
 from ..partition import CartesianPartition, Partition
 from .recording.containers import Branch, Constant, Leaf, Tree, flatten, unflatten
 from .recording.contents import same
@@ -78,8 +80,10 @@ class Inputs:
             return f"{error}; its arguments are {self.signature}"
         call.arguments = self._with_held(call.arguments)
         partitions, problems = list[Partition](), list[str]()
+        first: Tensor | None = None
         for key, value in _arguments(call, self.signature):
-            found = self._placed(key, value)
+            found = self._placed(key, value, first)
+            first = value if first is None and isinstance(value, Tensor) else first
             if isinstance(found, str):
                 problems.append(found)
             else:
@@ -106,8 +110,8 @@ class Inputs:
                 given[name] = {**held, **arguments.get(name, {})}
         return {key: given[key] for key in parameters if key in given}
 
-    def _placed(self, key: str, value: object) -> list[Partition] | str:
-        """The partitions of the tensors in an argument, or what is wrong with it."""
+    def _placed(self, key: str, value: object, first: Tensor | None) -> list[Partition] | str:
+        """The partitions of the tensors in an argument, or what is wrong with it; `first` is that of an earlier one."""
         leaves, tree = flatten(value, once=False)
         if key in self.held and not same(value, self.held[key]):
             what = "a tensor was" if leaves else f"{value!r} was"
@@ -125,11 +129,27 @@ class Inputs:
         if isinstance(binding, Partition):
             if key in self.bindings and isinstance(binding, CartesianPartition) and not leaves and not has_default:
                 return f"`{key}` is a tensor on the grid {binding.shape}: {value!r} was given"
-            return [self._partition(x, binding) for x in leaves]
+            return self._on_grid(key, leaves, binding, first)
         partitions, form = flatten(binding, lambda part: isinstance(part, Partition), once=False)
         if binding is not None and form != tree:
             return f"`{key}` has tensors in another form than its partitions"
         return partitions
+
+    def _on_grid(self, key: str, leaves: Sequence[Tensor], P: Partition, first: Tensor | None) -> list[Partition] | str:
+        """The partitions of the tensors of an argument on `P`, or which of them cannot lie there."""
+        found = [self._partition(x, P) for x in leaves]
+        if key in self.bindings or first is None or not isinstance(P, CartesianPartition):
+            return found
+        for i, x in enumerate(leaves):
+            if isinstance(found[i], CartesianPartition) and x.dim() != P.dim:
+                labels = first.dim() == P.dim > 1 and (x.shape == (first.shape[0], *first.shape[2:]))
+                if not labels or P.shape[1] > 1:
+                    return (
+                        f"`{key}` has {x.dim()} dims, the grid {P.shape} of `P_x` has {P.dim} axes; "
+                        f"distribute({self.name}, P_x, {key}=P) says on which grid it lies"
+                    )
+                found[i] = CartesianPartition(P.transport, Grid(P.ranks, (P.shape[0], *P.shape[2:])))
+        return found
 
     def _partition(self, x: Tensor, P: Partition) -> Partition:
         """The partition of a tensor in an argument on `P`: one without dims is whole on every worker."""

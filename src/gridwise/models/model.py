@@ -15,8 +15,10 @@ from functools import partial
 from typing import Any, NoReturn
 
 import torch
+from torch.nn.modules.module import register_module_module_registration_hook
 
 from ..errors import UnsupportedError
+from ..nn.parameters.whole_tensor import WRAPPERS
 from ..partition import Partition
 from ..torch_internals.modules import HOOKS
 from .compiled import called_by_compiled_code
@@ -101,14 +103,6 @@ class DistributedModel(torch.nn.Module):
             )
         super().__setattr__(name, value)
 
-    @property
-    def _ddp_params_and_buffers_to_ignore(self) -> Any:
-        """Read by `DistributedDataParallel`, which would average gradients that are already sums."""
-        raise UnsupportedError(
-            f"{type(self).__name__} is distributed already; DistributedDataParallel around it would average its gradients.\n"
-            "  fix: use it as it is: a grid whose batch axis is longer than 1 is data parallel."
-        )
-
     def __deepcopy__(self, memo: dict) -> DistributedModel:
         own = _own(self)
         own.copies += 1
@@ -123,6 +117,23 @@ class DistributedModel(torch.nn.Module):
 
     def __reduce_ex__(self, protocol: object) -> Any:
         return self.P_x.transport.__reduce__()  # raises, with advice
+
+
+def refuse_wrapper(outer: torch.nn.Module, name: str, inner: torch.nn.Module | None) -> None:
+    """Raise `UnsupportedError` if `outer` is one of torch's wrappers, and a distributed model is in `inner`."""
+    if inner is None or {kind.__name__ for kind in type(outer).__mro__}.isdisjoint(WRAPPERS):
+        return
+    for place, module in inner.named_modules():
+        if isinstance(module, DistributedModel):
+            what = f"{type(module).__name__}{f', {place} of {type(inner).__name__},' if place else ''}"
+            raise UnsupportedError(
+                f"{what} is distributed already; {type(outer).__name__} around it would average gradients that are sums.\n"
+                "  fix: use it as it is: a grid whose batch axis is longer than 1 is data parallel. Give all workers the same "
+                "rows of the data (no DistributedSampler, Lightning's strategy='ddp' or Trainer(use_distributed_sampler=True))."
+            )
+
+
+register_module_module_registration_hook(refuse_wrapper)
 
 
 def _own(model: torch.nn.Module) -> GridState:

@@ -78,9 +78,10 @@ class FunctionRecorder:
         transport, team = self.P_x.transport, self.P_x.team
         module = _Several(self.roots) if len(self.roots) != 1 else next(iter(self.roots.values()))
         agree_mode(transport, team, self.says, mode, module)
-        text = described(bound.tree)
+        grids = [str(P.shape) if isinstance(P, CartesianPartition) else "every worker" for P in bound.partitions]
+        text = f"{described(bound.tree)} on {', '.join(grids)}"
         if not self._is_same(text):
-            asked = "needs the same containers, and the same values in them, on all workers."
+            asked = "needs the same containers, and the same values in them, on the same grids on all workers."
             raise PartitionError(f"{self.says} {asked}", gather_lines(transport, team, text))
         layouts, structures = self._layouts(bound)
         warn_of_same_blocks(transport, team, self.says, [*zip(bound.tensors, bound.partitions, strict=True)])

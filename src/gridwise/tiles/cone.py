@@ -16,6 +16,7 @@ from itertools import pairwise, product
 from ..grid import Box, Cuts, Shape
 from ..operators.on_boxes import Collecting
 from .graph import GlobalValue, Operation, Whole
+from .workspace import workspace
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class TileStep:
     arguments: tuple[Argument, ...]
     frees: tuple[GlobalValue, ...]
     """Values that nothing later in the tile needs."""
+    nbytes: int = 0
+    """About how much memory it takes to compute it."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,8 @@ class Stage:
             used = {*operation.inputs, *operation.outputs}
             frees = tuple(value for value in used if value not in later)
             later |= used
-            steps.append(TileStep(operation, own, arguments, frees))
+            made = sum(own.volume * value.spec.dtype.itemsize for value in operation.outputs)
+            steps.append(TileStep(operation, own, arguments, frees, made + workspace(operation, found)))
         collected = tuple((each, self._arguments(each, box, found)) for each in self.collects)
         reads = tuple((value, found[value]) for value in self.reads)
         return Tile(box, reads, tuple(reversed(steps)), collected)

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,12 @@ import torch
 from torch import Tensor
 
 from ..errors import GridwiseError
-from ..memory_sizes import trim
 from ..operators.on_boxes import Collecting, Local
 from ..operators.random.random_stream import RandomStream
 from .arrays import InMemory, StoredArray, made
 from .cone import Argument, Stage, Tile, TileStep
 from .graph import GlobalValue, Operation
+from .heap import Heap
 from .schedule import Schedule
 
 
@@ -68,6 +67,9 @@ class Execution:
     """The final states of collecting operations."""
     _done: int = 0
 
+    def __post_init__(self) -> None:
+        self._heap = Heap(self.schedule.memory, self.store.device)
+
     # Forward
 
     def forward(self) -> None:
@@ -75,7 +77,6 @@ class Execution:
             for number, stage in enumerate(self.schedule.stages):
                 with _named(stage):
                     self._run_stage(stage)
-                self._trim(stage)
                 if not self.keeps:
                     self._release(self.schedule.last_read[number])
 
@@ -116,11 +117,6 @@ class Execution:
         if self.progress is not None:
             self.progress(self._done, stage.name)
 
-    def _trim(self, stage: Stage) -> None:
-        """On a CPU, give back what tiles have freed: it would count as memory of the call."""
-        if self.store.device.type == "cpu" and max(prod(stage.shape), 1) > SMALL:
-            trim()
-
     def _release(self, values: Sequence[GlobalValue]) -> None:
         for value in values:
             self.arrays.pop(value).release()
@@ -136,6 +132,7 @@ class Execution:
             operation, box = step.operation, step.box
             if box.volume or not box.start:
                 given = [_part(each, held) for each in step.arguments]
+                self._heap.make_room(step.nbytes)
                 results = _several(self._computed(operation, box, given))
                 given.clear()
             else:
@@ -174,7 +171,6 @@ class Execution:
             if stage.requires_grad and self._has_cotangent(stage):
                 with _named(stage):
                     self._pull_back(stage)
-                self._trim(stage)
             for value in (*stage.roots, *(y for each in stage.collects for y in each.outputs)):
                 if value in self.cotangents:
                     self.cotangents.pop(value).release()
@@ -260,6 +256,7 @@ class Execution:
         starts = [*(x for _, x in own.values()), *leaves.values()]
         if not ends or not starts:
             return
+        self._heap.make_room(sum(x.nbytes for x in ends))
         gradients = torch.autograd.grad(ends, starts, of_ends, allow_unused=True)
         ends.clear()
         for (value, (box, _)), g in zip(own.items(), gradients, strict=False):
@@ -326,6 +323,7 @@ class Execution:
         operator = last.operation.operator
         assert isinstance(operator, Local)
         assert operator.gradients is not None
+        self._heap.make_room(last.nbytes)
         with torch.no_grad():
             found = operator.gradients(
                 last.box, [x.detach() for x in given], total.to(given[0].dtype), [x.requires_grad for x in given]

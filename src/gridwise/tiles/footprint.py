@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import prod
 
 from ..grid import Box
 from .cone import Stage
-from .graph import GlobalValue, Operation
+from .graph import GlobalValue
+from .workspace import bytes_of, workspace
 
 
 def footprint(stage: Stage, box: Box | None, backward: bool) -> int:
@@ -17,12 +17,8 @@ def footprint(stage: Stage, box: Box | None, backward: bool) -> int:
         return held * (2 if backward else 1)
     assert box is not None
     hulls = stage.hulls(box)
-    sizes = {value: _nbytes(value, hulls[value]) for value in hulls}
+    sizes = {value: bytes_of(value, hulls[value]) for value in hulls}
     return _kept(stage, sizes, hulls) if backward else _passing(stage, sizes, hulls)
-
-
-def _nbytes(value: GlobalValue, box: Box) -> int:
-    return (prod(box.shape) if box.start else 1) * value.spec.dtype.itemsize
 
 
 def _passing(stage: Stage, sizes: Mapping[GlobalValue, int], hulls: Mapping[GlobalValue, Box]) -> int:
@@ -52,12 +48,3 @@ def _kept(stage: Stage, sizes: Mapping[GlobalValue, int], hulls: Mapping[GlobalV
         back = sum(sizes.get(v, 0) for v in (*operation.inputs, *operation.outputs) if not v.is_fixed)
         most = max(most, back + 2 * workspace(operation, hulls))
     return held + made + most
-
-
-def workspace(operation: Operation, hulls: Mapping[GlobalValue, Box]) -> int:
-    """What a kernel allocates for a moment: blocked copies of a convolution's tensors, or one more tensor."""
-    given = [_nbytes(v, hulls[v]) for v in operation.inputs if v in hulls and not v.is_fixed]
-    made = _nbytes(operation.outputs[0], hulls[operation.outputs[0]])
-    if operation.name.startswith("conv"):
-        return sum(given) + made
-    return made // 2

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gridwise.cli import app
-from gridwise.planning.machine import read_machine
+from gridwise.costs.machine import read_machine
 
 MODELS = """
 import torch

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import gridwise
+from gridwise.costs.machine import find_machine
 from gridwise.errors import PartitionError
-from gridwise.planning.machine import find_machine
 from gridwise.planning.one_step import PlannedStep
 from gridwise.planning.search import grids_of, search
 from gridwise.planning.times import LayerRow, StepTime

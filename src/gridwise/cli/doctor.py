@@ -29,9 +29,9 @@ import gridwise.testing
 from gridwise.comm.launching import cluster, find, malloc, start
 from gridwise.comm.launching.cores import cores
 from gridwise.comm.transports.base import Transport
+from gridwise.costs.machine import calibrated_file
 from gridwise.models.self_check import self_check
 from gridwise.planning.calibrate import calibrated, write_calibration
-from gridwise.planning.machine import calibrated_file
 from gridwise.torch_internals import versions
 
 PACKAGES = (

@@ -6,10 +6,9 @@ A plan
     roles           workers that do the same: one of each role is run
     recorder        work and memory of every operator called, by layer (`current_layer`, `layer_names`)
     halos           what a worker fetches around its blocks
-    memory          allocations and releases: the curve, its peak and who holds it (`convolutions`: their workspaces)
-    report          the result, as data and as tables (`tables`); `gridwise.show.planned` draws it
+    memory          allocations and releases: the curve, its peak and who holds it (`costs.convolutions`: workspaces)
+    report          the result, as data and as tables ; `gridwise.show.planned` draws it
 Its time
-    machine         a machine as a few numbers in a TOML file; `machines/` has some
     calibrate       measures those numbers on this machine
     times           compute, communication and waiting of each layer
     search          ranks grids by time (`checkpointed`: what recomputation would save)
@@ -18,9 +17,9 @@ What happened
     page            all of it as one HTML file
 """
 
+from ..costs.machine import Machine as Machine
+from ..costs.machine import read_machine as read_machine
 from ..tables import readable as readable
-from .machine import Machine as Machine
-from .machine import read_machine as read_machine
 from .plan import count as count
 from .plan import plan as plan
 from .report import Plan as Plan

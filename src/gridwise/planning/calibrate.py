@@ -26,10 +26,10 @@ import torch
 from ..comm.launching import find
 from ..comm.launching.cores import cores
 from ..comm.launching.launch import launch
+from ..costs.machine import Link, Machine
 from ..errors import PartitionError
 from ..models import distribute
 from ..partition import world
-from .machine import Link, Machine
 from .plan import plan
 
 REPEATS = 7

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..comm.transports.counting import CountingTransport, Entry, Ledger
+from ..costs.machine import Machine
 from ..errors import PartitionError
 from ..grid import Layout
 from ..models import DistributedModel, distribute
@@ -27,7 +28,6 @@ from ..models.recording.containers import flatten
 from ..partition import Partition
 from .halos import LayerHalo
 from .layer_names import OUTSIDE
-from .machine import Machine
 from .memory import Holder, Moment
 from .recorder import StepRecorder, Work
 from .report import BACKWARD, FORWARD, OPTIMISER, Worker

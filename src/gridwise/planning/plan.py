@@ -20,11 +20,11 @@ from typing import TypeVar, overload
 import torch
 
 from ..comm.transports.counting import Entry, Ledger
+from ..costs.machine import Machine, find_machine
 from ..errors import PartitionError
 from ..memory_sizes import number_of_bytes
 from ..partition import Partition, world
 from .layer_names import layer_of
-from .machine import Machine, find_machine
 from .one_step import Loss, Optimizer, PlannedStep, StepRecord, meta_copy, step
 from .report import LayerTraffic, Plan, busiest
 from .roles import Roles, find_roles

@@ -21,11 +21,11 @@ from typing import Any
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
+from ..costs.convolutions import Convolution
 from ..models.program import watched_steps
 from ..models.recording.recording import tensors_in
 from ..torch_internals.modes import TorchDispatchMode
 from ..torch_internals.operators import OpOverload
-from .convolutions import Convolution
 from .current_layer import CurrentLayer
 from .halos import observed_fetches
 from .memory import Memory

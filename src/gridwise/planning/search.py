@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ..costs.machine import Machine
 from ..errors import GridwiseError, PartitionError
 from ..tables import PrintsAsTables, readable, seconds_text, spelt
 from .checkpointed import checkpointed
-from .machine import Machine
 from .one_step import PlannedStep, meta_copy
 from .report import Plan
 from .roles import grid_of

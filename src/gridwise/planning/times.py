@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..comm.transports.counting import Entry, Ledger
+from ..costs.machine import Machine
 from .layer_names import layer_of
-from .machine import Machine
 from .memory import Place
 from .one_step import StepRecord
 from .recorder import Work

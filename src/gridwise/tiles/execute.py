@@ -68,7 +68,11 @@ class Execution:
     _done: int = 0
 
     def __post_init__(self) -> None:
-        self._heap = Heap(self.schedule.memory, self.store.device)
+        limit = self.schedule.memory
+        if limit is not None:  # the results are the user's, and what is stored in memory was allowed for
+            limit += sum(value.nbytes for value in self.schedule.graph.outputs)
+            limit += self.schedule.stored_peak if self.store.folder is None else 0
+        self._heap = Heap(limit, self.store.device)
 
     # Forward
 

@@ -46,5 +46,5 @@ def _kept(stage: Stage, sizes: Mapping[GlobalValue, int], hulls: Mapping[GlobalV
     most = 0
     for operation in stage.operations:
         back = sum(sizes.get(v, 0) for v in (*operation.inputs, *operation.outputs) if not v.is_fixed)
-        most = max(most, back + 2 * workspace(operation, hulls))
+        most = max(most, back + workspace(operation, hulls, backward=True))
     return held + made + most

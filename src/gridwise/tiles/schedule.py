@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
+import torch
+
+from ..costs.convolutions import SMALL as SMALL_FOR_ONEDNN
 from ..errors import UnsupportedError
 from ..grid import Box, Shape
 from ..operators.on_boxes import Local
@@ -25,6 +28,8 @@ from .cone import Stage, cuts_of, is_collecting, is_whole, stage_of, whole_stage
 from .footprint import footprint
 from .graph import GlobalValue, Operation, OperatorGraph
 
+SHARE_ON_CPU, SHARE_ON_DEVICE = 0.45, 0.9
+"""The part of the memory that is planned for tiles; the rest is for gaps between what the allocator keeps."""
 HEAVY = 16.0
 """Operations per element from which computing a value again costs more than storing it."""
 WIDE = 0.9
@@ -107,6 +112,8 @@ def scheduled(graph: OperatorGraph, memory: int | None, backward: bool, tile: Sh
     ------
     UnsupportedError : if an operator needs more; it is named, with the bytes that would do
     """
+    asked, device = memory, next((v.spec.device for v in graph.values()), torch.device("cpu"))
+    memory = None if memory is None else int(memory * (SHARE_ON_CPU if device.type == "cpu" else SHARE_ON_DEVICE))
     kept = _forced(graph)
     kept |= _worth_keeping(graph, kept)
     while True:
@@ -122,8 +129,8 @@ def scheduled(graph: OperatorGraph, memory: int | None, backward: bool, tile: Sh
                 split = True
         if not split:
             break
-    schedule = Schedule(graph, stages, memory, backward)
-    _check(schedule)
+    schedule = Schedule(graph, stages, asked, backward)
+    _check(schedule, memory)
     return schedule
 
 
@@ -455,7 +462,7 @@ def _cost(stage: Stage, counts: tuple[int, ...]) -> float:
     return (work + PER_STEP * len(stage.operations)) * _count(stage, counts)
 
 
-PER_STEP, PER_BYTE, PER_RUN = 2e5, 6.0, 3e4
+PER_STEP, PER_BYTE, PER_RUN = 2e5, 6.0, 4e3
 """What an operator of a tile costs besides its work, a byte that is moved, and a run of bytes; in operations."""
 
 
@@ -464,22 +471,23 @@ def slowness(operation: Operation, hulls: Mapping[GlobalValue, Box]) -> float:
     if not operation.name.startswith(("conv1d", "conv2d", "conv3d")) or not isinstance(operation.operator, Local):
         return 1.0
     x = hulls[operation.inputs[0]].shape
-    is_small = len(x) > 3 and x[0] == 1 and prod(x[:4]) <= 20480 and operation.inputs[0].spec.device.type == "cpu"
-    return 6.0 if is_small else 1.0
+    is_small = len(x) > 3 and x[0] == 1 and prod(x[:4]) <= SMALL_FOR_ONEDNN
+    return 8.0 if is_small and operation.inputs[0].spec.device.type == "cpu" else 1.0
 
 
-def _check(schedule: Schedule) -> None:
-    """Raise, naming the operator, unless every stage fits."""
-    if schedule.memory is None:
+def _check(schedule: Schedule, memory: int | None) -> None:
+    """Raise, naming the operator, unless every stage fits into the part of memory that is for tiles."""
+    if memory is None or schedule.memory is None:
         return
     problems: list[tuple[int, Stage]] = []
     for stage in schedule.stages:
         whole = stage.whole is not None
         need = footprint(stage, None, schedule.backward) if whole else _peak(stage, schedule.backward)
-        if need > schedule.memory:
+        if need > memory:
             problems.append((need, stage))
     if problems:
         need, stage = max(problems, key=lambda pair: pair[0])
+        need = int(need * schedule.memory / memory) + 1
         reason = f", because it is computed whole ({stage.whole.operator.reason})" if stage.whole is not None else ""  # type: ignore[union-attr]
         raise UnsupportedError(
             f"{schedule.graph.name}: `memory` (={schedule.memory:,} bytes) is too little: {stage.name} needs {need:,} "

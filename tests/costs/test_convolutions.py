@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gridwise.planning.convolutions import Convolution
+from gridwise.costs.convolutions import Convolution
 
 
 class Calls(TorchDispatchMode):

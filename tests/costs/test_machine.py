@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import gridwise
+from gridwise.costs.machine import SHIPPED, find_machine, read_machine
 from gridwise.errors import PartitionError
 from gridwise.memory_sizes import number_of_bytes
 from gridwise.planning.calibrate import NARROW, WIDE, _row_columns
-from gridwise.planning.machine import SHIPPED, find_machine, read_machine
 from gridwise.planning.recorder import LINE, bytes_of
 
 SHIPPED_NAMES = sorted(path.stem for path in SHIPPED.glob("*.toml"))

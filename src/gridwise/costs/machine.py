@@ -173,7 +173,7 @@ def read_machine(path: str | Path) -> Machine:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         what = f"there is no {error}" if isinstance(error, KeyError) else str(error)
         raise PartitionError(
-            f"plan: the machine in {path} cannot be read: {what}.\n  fix: see gridwise.planning.machine, or measure one "
+            f"plan: the machine in {path} cannot be read: {what}.\n  fix: see gridwise.costs.machine, or measure one "
             "with `gridwise doctor --calibrate`."
         ) from error
 

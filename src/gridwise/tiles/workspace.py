@@ -47,10 +47,10 @@ def _convolution(operation: Operation, hulls: Hulls, backward: bool) -> Convolut
     dims = len(weight.shape) - 2
     if len(x.shape) != dims + 2:
         return None
-    meta = [_meta(v, hulls) for v in (x, weight, operation.outputs[0])]
+    given, kernel, made = (_meta(v, hulls) for v in (x, weight, operation.outputs[0]))
     ones: Sequence[Any] = (1,) * dims
     groups = max(1, x.shape[1] // weight.shape[1]) if "transpose" not in kind else 1
-    return Convolution(*meta, ones, ones, "transpose" in kind, groups, (True, True) if backward else None)
+    return Convolution(given, kernel, made, ones, ones, "transpose" in kind, groups, (True, True) if backward else None)
 
 
 def _meta(value: GlobalValue, hulls: Hulls) -> torch.Tensor:

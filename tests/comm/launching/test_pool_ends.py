@@ -47,6 +47,37 @@ def test_a_worker_that_cannot_be_killed_does_not_hold_up_the_end(
     stuck.communicate()
 
 
+def test_the_folders_of_workers_that_load_data_are_removed(tmp_path: Path) -> None:
+    """Python would remove them at the end of a process that ends by itself."""
+    environment = {**environment_for(1, "gloo"), "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", LOADS], env=environment, capture_output=True, text=True)
+    assert done.stdout == "the disk has lost it\n", done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+LOADS = """
+import os, sys, torch
+from gridwise import launch
+
+class Breaks(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, i):
+        if i == 3:
+            raise OSError("the disk has lost it")
+        return torch.ones(10)
+
+def load():
+    sys.stdout.close()
+    return list(torch.utils.data.DataLoader(Breaks(), num_workers=1))
+
+if __name__ == "__main__":
+    try:
+        launch(load, workers=1, transport="gloo")
+    except OSError as error:
+        print("the disk has lost it" if "the disk has lost it" in str(error) else error)
+"""
+
 WORLD_LEFT_OPEN = """
 import sys
 from gridwise.comm.launching.pool import Pool

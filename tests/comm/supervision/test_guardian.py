@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gridwise.comm.launching.start import clean, mpi_missing
+from gridwise.comm.launching.start import clean, environment_for, mpi_missing, start
 from gridwise.comm.supervision import guardian
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks for processes in /proc")
@@ -135,8 +135,41 @@ def test_a_process_that_cannot_be_killed_is_given_up(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(guardian, "END_SECONDS", 0.2)
     monkeypatch.setattr(guardian, "members", lambda job: [-7])
     monkeypatch.setattr(os, "kill", lambda pid, signal: killed.append(pid))
-    guardian.end("job")
+    guardian.end("job", time.time())
     assert set(killed) == {-7}
+
+
+@pytest.mark.skipif(mpi_missing() is not None, reason="no MPI")
+def test_a_worker_that_dies_while_mpi_starts_leaves_no_shared_memory() -> None:
+    """Nobody has been told the name of the file by then."""
+    dies = """
+import glob, os, signal, time
+if os.environ["PMI_RANK"] == "1":
+    began, files = float(os.environ["BEGAN"]), "/dev/shm/mpich_shm_*"
+    while not any(os.stat(each).st_ctime > began for each in glob.glob(files)):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+from mpi4py import MPI
+"""
+    environment = {**environment_for(2, "mpi"), "BEGAN": str(time.time())}
+    started = start(2, "mpi", [sys.executable, "-c", dies], environment)
+    while started.ended() is None:
+        time.sleep(0.02)
+    left = guardian.abandoned_shared_memory(started.since)
+    started.kill()
+    assert left
+    assert not any(os.path.exists(path) for path in left)
+
+
+def test_shared_memory_that_somebody_has_is_not_abandoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    since = time.time()
+    mine, old = (tmp_path / f"mpich_shm_{name}_0" for name in ("a", "b"))
+    for path in (mine, old):
+        path.write_bytes(b"x" * 4096)
+    monkeypatch.setattr(guardian, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(guardian, "shared_memory_of", lambda pid: {str(mine)} if pid == os.getpid() else set())
+    assert guardian.abandoned_shared_memory(since) == {str(old)}
+    assert guardian.abandoned_shared_memory(time.time() + 60) == set()
 
 
 @pytest.mark.soak

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -161,6 +162,7 @@ class StartedProcesses:
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     leftover_files: set[str] = field(default_factory=set)
     owner: int = field(default_factory=os.getpid)
+    since: float = field(default_factory=time.time)
 
     def ended(self) -> str | None:
         """A description of a process that has ended; None while all are running."""
@@ -189,7 +191,7 @@ class StartedProcesses:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, signal.SIGKILL)
         if not ended_well:
-            guardian.end(self.job)
+            guardian.end(self.job, self.since)
         if not self.wait(guardian.END_SECONDS):
             logger.warning(
                 "some workers were killed but have not ended: a call of the kernel in them cannot be interrupted"

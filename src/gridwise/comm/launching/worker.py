@@ -8,6 +8,7 @@ failed on any worker, the worlds are freed and recreated, since messages of the 
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import queue
@@ -23,6 +24,7 @@ import cloudpickle
 from ...errors import GridwiseError, PartitionError
 from ...log import logger
 from ..settings import timeout
+from ..supervision import original_stderr
 from ..supervision.authenticated_listener import connect_authenticated
 from ..supervision.guardian import shared_memory_of
 from ..supervision.network_addresses import LOOPBACK
@@ -80,15 +82,13 @@ class PoolWorker:
         while (message := self._inbox.get()) is not Command.STOP:
             if isinstance(message, Task):
                 answer = self._run(message)
-                sys.stdout.flush()
-                sys.stderr.flush()
+                original_stderr.flush_all()
                 self.tell(answer)
             else:
                 self._free_worlds()
-        if self._uses_mpi:
-            from mpi4py import MPI
-
-            MPI.Finalize()
+        mpi = sys.modules.get("mpi4py.MPI")  # over gloo too, if a task has imported it: MPI leaves its files otherwise
+        if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+            mpi.Finalize()
         os._exit(0)
 
     def _listen(self) -> None:
@@ -203,6 +203,8 @@ def main() -> None:
     port, secret = os.environ.pop("GRIDWISE_POOL").split(":")
     connection = Connection(connect_authenticated([LOOPBACK], int(port), secret, CONNECT_SECONDS).detach())
     os.register_at_fork(after_in_child=connection.close)  # else a child would hide this worker's death
+    # Python's multiprocessing removes its folder when a process ends by itself, and these are ended: the job's is removed.
+    vars(multiprocessing.current_process()).setdefault("_config", {}).setdefault("tempdir", os.environ[FOLDER])
     worker = PoolWorker(connection)
     worker.join()
     worker.serve()

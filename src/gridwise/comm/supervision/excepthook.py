@@ -23,6 +23,7 @@ import traceback
 from types import TracebackType
 
 from ..transports.base import Transport
+from . import original_stderr
 from .watch import Watch
 
 PASSED_ON = 0.3
@@ -53,16 +54,18 @@ def _hook() -> None:
     before, process = sys.excepthook, os.getpid()
 
     def hook(kind: type[BaseException], error: BaseException, stack: TracebackType | None) -> None:
-        sys.stdout.flush()
-        before(kind, error, stack)
-        sys.stderr.flush()
-        if os.getpid() == process:  # not in a forked child
-            for each in list(_installed):
-                with contextlib.suppress(Exception):
-                    _end(each, kind, error)
-            if _is_mpi_job and not _installed:
-                with contextlib.suppress(Exception):
-                    _end_mpi_job()
+        original_stderr.flush_all()  # either may have been closed: the others are told in any case
+        try:
+            before(kind, error, stack)
+        finally:
+            original_stderr.flush_all()
+            if os.getpid() == process:  # not in a forked child
+                for each in list(_installed):
+                    with contextlib.suppress(Exception):
+                        _end(each, kind, error)
+                if _is_mpi_job and not _installed:
+                    with contextlib.suppress(Exception):
+                        _end_mpi_job()
 
     sys.excepthook = hook
 

@@ -29,6 +29,7 @@ LOOK_SECONDS = 0.3
 END_SECONDS = 10.0
 """How long processes that were killed may take to end; one in an uninterruptible call of the kernel may take for ever."""
 PROC = Path("/proc")
+SHARED_MEMORY = Path("/dev/shm")
 
 
 def new_name() -> str:
@@ -40,7 +41,7 @@ def guard(job: str, folder: str = "", patience: float = 0.0) -> subprocess.Popen
     """Start the guardian of a job whose launcher is, or will be, this process; `release` it when the job has ended."""
     environment = {name: value for name, value in os.environ.items() if name != JOB}  # set if a job starts another
     return subprocess.Popen(
-        bare_process.command("guardian", str(os.getpid()), job, folder, str(patience)),
+        bare_process.command("guardian", str(os.getpid()), job, folder, str(patience), str(time.time())),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -60,13 +61,13 @@ def release(guardian: subprocess.Popen[bytes]) -> None:
 
 def main(arguments: list[str]) -> None:
     """Wait until process `launcher` dies or releases the guardian; if it died, end what is left of `job`."""
-    launcher, job, folder, patience = int(arguments[0]), arguments[1], arguments[2], float(arguments[3])
+    launcher, (job, folder), (patience, since) = int(arguments[0]), arguments[1:3], map(float, arguments[3:5])
     released = _wait(launcher)
     if not released:
         deadline = time.monotonic() + patience
         while time.monotonic() < deadline and members(job):
             time.sleep(LOOK_SECONDS)
-        end(job)
+        end(job, since)
     if folder:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -85,8 +86,8 @@ def _wait(launcher: int) -> bool:
     return False
 
 
-def end(job: str) -> None:
-    """Kill all processes of a job but this one, and remove the shared-memory files that MPICH has left."""
+def end(job: str, since: float) -> None:
+    """Kill all processes of a job but this one, and remove the shared-memory files that MPICH has left `since` it began."""
     files: set[str] = set()
     quiet, deadline = 0, time.monotonic() + END_SECONDS
     while quiet < 3 and time.monotonic() < deadline:  # some may just be starting others
@@ -98,7 +99,7 @@ def end(job: str) -> None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.05)
-    for path in files:
+    for path in files | abandoned_shared_memory(since):
         with contextlib.suppress(OSError):
             os.unlink(path)
 
@@ -129,3 +130,19 @@ def shared_memory_of(pid: int) -> set[str]:
         paths = {line.split(maxsplit=5)[-1] for line in lines if "/dev/shm/mpich" in line}
         return {path for path in paths if os.path.exists(path)}
     return set()
+
+
+def abandoned_shared_memory(since: float) -> set[str]:
+    """MPICH's shared-memory files that were made since then, and that no process has: left by one that died while MPI
+    started. Until then no other process knows their names."""
+    made: set[str] = set()
+    for path in SHARED_MEMORY.glob("mpich_shm_*"):
+        with contextlib.suppress(OSError):
+            status = path.stat()
+            if status.st_uid == os.geteuid() and status.st_ctime > since - 0.1:  # file systems have coarser clocks
+                made.add(str(path))
+    if made:
+        for entry in PROC.iterdir():
+            if entry.name.isdigit():
+                made -= shared_memory_of(int(entry.name))
+    return made

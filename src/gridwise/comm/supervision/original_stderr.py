@@ -29,8 +29,13 @@ def descriptor() -> int:
 
 def say(text: str) -> None:
     """Write lines to the original standard error, after flushing what was printed before."""
+    flush_all()
+    with contextlib.suppress(OSError):
+        os.write(descriptor(), f"{text}\n".encode())
+
+
+def flush_all() -> None:
+    """Flush what was printed, as far as there is a stream to print to."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
-    with contextlib.suppress(OSError):
-        os.write(descriptor(), f"{text}\n".encode())

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 
-from gridwise.nn.layers.conv_base import Conv
-from gridwise.nn.layers.conv_transpose import ConvTranspose
-from gridwise.nn.windows import conv_node, saved_input
+from gridwise.nn.windows import conv_node, conv_part, saved_input
 from gridwise.nn.windows.border_conv import BorderConv
 
 
 @contextmanager
 def in_steps():
     """Every convolution is made of several nodes of autograd, as those are that one call of torch cannot make."""
-    nodes = [(kind, kind._single_node) for kind in (Conv, ConvTranspose)]
-    for kind, _ in nodes:
-        kind._single_node = lambda *_: None
+    one_of, conv_part.one_of = conv_part.one_of, lambda *_: None
     try:
         yield
     finally:
-        for kind, node in nodes:
-            kind._single_node = node
+        conv_part.one_of = one_of
 
 
 @contextmanager

@@ -104,12 +104,8 @@ def is_dense(x):
     return isinstance(x, torch.Tensor)
 
 
-def part_of(layer):
-    return layer._share if hasattr(layer, "_share") else layer._part
-
-
 def received_by(layer):
-    return 4 * sum(message.volume for message in part_of(layer).fetch.plan.receives)
+    return 4 * sum(message.volume for message in layer._part.fetch.plan.receives)
 
 
 def stack_of_convolutions(mode):

@@ -3,6 +3,7 @@
 Importing a file of rules enters them into the table.
 """
 
+from . import convolutions as convolutions
 from . import creation as creation
 from . import indexing as indexing
 from . import joining as joining
@@ -14,7 +15,6 @@ from . import random as random
 from . import reductions as reductions
 from . import reshaping as reshaping
 from . import transforms as transforms
-from . import windowed as windowed
 from .call import Call as Call
 from .call import NoRule as NoRule
 from .call import Placed as Placed

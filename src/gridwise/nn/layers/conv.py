@@ -9,16 +9,32 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from abc import ABCMeta
+from typing import Any
 
 from ...errors import PartitionError
 from ...partition import Partition
-from ..docstrings import LayerFamily, documented_like
+from ..docstrings import documented_like
 from ..engine.arguments import need_first_partition
 from .conv_base import Conv
 
 
-class AnyConv(LayerFamily, Conv):
+class AnyConv(ABCMeta):
+    """The class of `DistributedConv{1,2,3}d`: a call makes a layer of the family that its partitions call for.
+
+    The classes of the families count as subclasses (`register`), without inheriting from them.
+    """
+
+    families: tuple[type[Conv], type[Conv], type[Conv]]
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if "families" not in cls.__dict__:  # a subclass by the user
+            return super().__call__(*args, **kwargs)
+        need_first_partition(cls, args, kwargs)
+        return _family_of(cls, kwargs.get("P_y"), kwargs.get("P_w"))(*args, **kwargs)
+
+
+class DistributedConv2d(Conv, metaclass=AnyConv):
     """`torch.nn.Conv2d` on a grid: the same result for every argument, size and grid, or an error.
 
     Parameters
@@ -48,45 +64,38 @@ class AnyConv(LayerFamily, Conv):
     torch.Size([2, 8, 8, 8])
     """
 
-    def __new__(
-        cls, *args: object, P_y: Partition | None = None, P_w: Partition | None = None, **kwargs: object
-    ) -> Self:
-        if args or kwargs:  # copying passes none
-            need_first_partition(cls, args, kwargs)
-        return object.__new__(_family_of(cls, P_y, P_w))
-
-
-class DistributedConv2d(AnyConv):
     dims = 2
 
 
-class DistributedConv1d(AnyConv):
+@documented_like(DistributedConv2d)
+class DistributedConv1d(Conv, metaclass=AnyConv):
     dims = 1
 
 
-class DistributedConv3d(AnyConv):
+@documented_like(DistributedConv2d)
+class DistributedConv3d(Conv, metaclass=AnyConv):
     dims = 3
 
 
 @documented_like(DistributedConv2d)
-class DistributedFeatureConv2d(DistributedConv2d):
+class DistributedFeatureConv2d(Conv):
     """`DistributedConv2d` without `P_w`: batch, output channels and space are cut, by `P_x`."""
 
-    splits_sums = False
+    dims, splits_sums = 2, False
 
 
 @documented_like(DistributedFeatureConv2d)
-class DistributedFeatureConv1d(DistributedConv1d):
-    splits_sums = False
+class DistributedFeatureConv1d(Conv):
+    dims, splits_sums = 1, False
 
 
 @documented_like(DistributedFeatureConv2d)
-class DistributedFeatureConv3d(DistributedConv3d):
-    splits_sums = False
+class DistributedFeatureConv3d(Conv):
+    dims, splits_sums = 3, False
 
 
 @documented_like(DistributedConv2d)
-class DistributedChannelConv2d(DistributedConv2d):
+class DistributedChannelConv2d(Conv):
     """`DistributedConv2d` with `P_w`: output and input channels are cut.
 
     Examples
@@ -97,48 +106,48 @@ class DistributedChannelConv2d(DistributedConv2d):
     torch.Size([2, 8, 8, 8])
     """
 
-    splits_sums = True
+    dims, splits_sums = 2, True
 
 
 @documented_like(DistributedChannelConv2d)
-class DistributedChannelConv1d(DistributedConv1d):
-    splits_sums = True
+class DistributedChannelConv1d(Conv):
+    dims, splits_sums = 1, True
 
 
 @documented_like(DistributedChannelConv2d)
-class DistributedChannelConv3d(DistributedConv3d):
-    splits_sums = True
+class DistributedChannelConv3d(Conv):
+    dims, splits_sums = 3, True
 
 
 @documented_like(DistributedChannelConv2d)
-class DistributedGeneralConv2d(DistributedConv2d):
+class DistributedGeneralConv2d(Conv):
     """`DistributedConv2d` with `P_w`: output channels, input channels and space are cut."""
 
-    splits_sums = True
+    dims, splits_sums = 2, True
 
 
 @documented_like(DistributedGeneralConv2d)
-class DistributedGeneralConv1d(DistributedConv1d):
-    splits_sums = True
+class DistributedGeneralConv1d(Conv):
+    dims, splits_sums = 1, True
 
 
 @documented_like(DistributedGeneralConv2d)
-class DistributedGeneralConv3d(DistributedConv3d):
-    splits_sums = True
+class DistributedGeneralConv3d(Conv):
+    dims, splits_sums = 3, True
 
 
-FAMILIES: dict[type[Conv], tuple[type[Conv], type[Conv], type[Conv]]] = {
+for _whole, _families in {
     DistributedConv1d: (DistributedFeatureConv1d, DistributedChannelConv1d, DistributedGeneralConv1d),
     DistributedConv2d: (DistributedFeatureConv2d, DistributedChannelConv2d, DistributedGeneralConv2d),
     DistributedConv3d: (DistributedFeatureConv3d, DistributedChannelConv3d, DistributedGeneralConv3d),
-}
+}.items():
+    _whole.families = _families
+    for _family in _families:
+        _whole.register(_family)
 
 
-def _family_of(cls: type[Conv], P_y: Partition | None, P_w: Partition | None) -> Any:
-    """The class to instantiate: `cls` itself unless it leaves the family open."""
-    if cls not in FAMILIES:
-        return cls
-    feature, channel, general = FAMILIES[cls]
+def _family_of(cls: AnyConv, P_y: Partition | None, P_w: Partition | None) -> type[Conv]:
+    feature, channel, general = cls.families
     if P_y is None and P_w is None:
         return feature
     if P_y is None or P_w is None:

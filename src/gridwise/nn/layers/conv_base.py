@@ -15,8 +15,7 @@ With groups, P_w's second axis cuts the channels inside each group. `conv` has t
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
 from itertools import pairwise, product
 from typing import Any, ClassVar
 
@@ -25,22 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import PartitionError
-from ...grid import (
-    Box,
-    Copies,
-    Cuts,
-    Grid,
-    Interval,
-    Layout,
-    Shape,
-    balanced_cuts,
-    group_runs,
-    groups_of,
-    hull_then_pad,
-    leave_to_torch,
-    window_need,
-)
-from ...grid.cuts import interval
+from ...grid import Box, Copies, Cuts, Grid, Layout, Shape, balanced_cuts
+from ...operators.windows.convolution import ConvolutionOnBoxes
 from ...partition import Partition
 from ...torch_internals.modules import padding_of
 from ..engine.agreement import key_of
@@ -49,79 +34,29 @@ from ..engine.autocast import autocasts, dtype_of_products
 from ..engine.copy_and_sum import Copy, Sum
 from ..engine.operator import Ticket, apply
 from ..parameters.blocks import Spread
-from ..windows.conv_node import ConvNode, in_one_call
-from ..windows.local_part import empty_output
-from ..windows.windowed_layer import FunctionsByDims, LayersByDims, Rows, Share, Size, WindowedLayer
+from ..windows.conv_part import Channels, ConvPart, plain_part, spread_part
+from ..windows.windowed_layer import FunctionsByDims, LayersByDims, Size, WindowedLayer
 
 
-@dataclass(frozen=True)
-class Channels:
-    """A worker's share of the channels: output channels, and the inputs it uses within each of their groups."""
-
-    outputs: Interval
-    inputs: Interval
-
-
-class ConvLayer(WindowedLayer):
-    """The common base of plain and transposed convolutions: torch's layer, and a single autograd node if possible."""
-
-    sequential: ClassVar[LayersByDims]
-    function: ClassVar[FunctionsByDims]
-    in_channels: int
-    out_channels: int
-    groups: int
-    kernel_size: tuple[int, ...]
-    stride: tuple[int, ...]
-    dilation: tuple[int, ...]
-    _fixed = (*WindowedLayer._fixed, "in_channels", "out_channels", "kernel_size", "groups")
-    _required = ("weight",)
-    _reads_values = True
-    _single: ConvNode | None = None
-    """Runs a whole call as one autograd node; None where one call of torch is not enough."""
-
-    def _build_like_torchs(
-        self,
-        arguments: Sequence[Any],
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
-        problem: str | None,
-    ) -> None:
-        def make(device: torch.device | str | None) -> torch.nn.Module:
-            return self.sequential[self.dims](*arguments, device=device, dtype=dtype)
-
-        def spreads(template: torch.nn.Module) -> dict[str, Spread]:
-            return self._spreads_of(template)
-
-        self._set_template(self._build(make, spreads, device, problem))
-
-    def _spreads_of(self, template: Any) -> dict[str, Spread]:
-        """How weight and bias are cut into blocks."""
-        raise NotImplementedError
-
-    def _mode(self) -> Hashable:
-        return super()._mode(), autocasts()
-
-    def _shape_by_torch(self, shape: Shape, dtype: torch.dtype) -> Shape:
-        self._need_channels(shape[1], self.in_channels)
-        self._try_convolution(dtype, self.function[self.dims])
-        return super()._shape_by_torch(shape, dtype)
-
-    def _in_one_node(self, x: Tensor, node: ConvNode) -> Tensor:
-        weight, bias, sums = self._raw_weight_and_bias()
-        return node(x, weight, bias, sums, self._ticket, self._agreed.requires_grad)
-
-
-class Conv(ConvLayer):
+class Conv(WindowedLayer):
     """The common base of convolutions; see `DistributedConv2d` for the arguments."""
 
     splits_sums: ClassVar[bool | None] = None
     """Whether the family takes `P_y` and `P_w`; None if they are optional."""
     sequential: ClassVar[LayersByDims] = {1: torch.nn.Conv1d, 2: torch.nn.Conv2d, 3: torch.nn.Conv3d}
     function: ClassVar[FunctionsByDims] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+    in_channels: int
+    out_channels: int
+    groups: int
+    kernel_size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
     padding: tuple[int, ...] | str
     padding_mode: str
+    _fixed = (*WindowedLayer._fixed, "in_channels", "out_channels", "kernel_size", "groups")
     _settings = ("stride", "padding", "dilation", "padding_mode")
-    _work: Channels
+    _required = ("weight",)
+    _part: ConvPart
     _sum: tuple[Sum, int] | None = None
 
     def __init__(
@@ -154,7 +89,7 @@ class Conv(ConvLayer):
         if not isinstance(padding, str):
             sizes["padding"] = padding
         problem = self._problem_with_partitions() or problem_with_sizes(self.dims, **sizes)
-        self._build_like_torchs(arguments, device, dtype, problem)
+        build_like_torchs(self, self.sequential[self.dims], arguments, device, dtype, problem)
 
     def _problem_with_partitions(self) -> str | None:
         if (self.P_w is None) != (self.P_y is None):
@@ -183,7 +118,11 @@ class Conv(ConvLayer):
 
     # Planning
 
+    def _mode(self) -> Hashable:
+        return super()._mode(), autocasts()
+
     def _shape_by_torch(self, shape: Shape, dtype: torch.dtype) -> Shape:
+        check_convolution(self, self.function[self.dims], shape, dtype)
         made = super()._shape_by_torch(shape, dtype)
         if any(extent <= 0 for extent in made[2:]):  # torch's kernels refuse this, but not all of its shape functions
             raise PartitionError(
@@ -193,81 +132,29 @@ class Conv(ConvLayer):
         return made
 
     def _plan(self, source: Layout, shape: Shape) -> None:
-        self._pad_mode = self.padding_mode
-        self._stride, self._dilation = self._each(self.stride), self._each(self.dilation)
-        grid, batch, work, space = self._spread_work(source, shape)
-        rows = [self._rows(d, cuts, source.global_shape[2 + d]) for d, cuts in enumerate(space)]
-        channels, wraps = [self._channels_for(part) for part in work], self.padding_mode == "circular"
-        fetch, mine = self._fetch_rows(source, grid, list(pairwise(batch)), channels, rows, wraps)
-        outputs = None
-        if (rank := self.P_x.transport.rank) in grid:
-            at, part, *index = grid.index_of(rank)
-            self._work = work[part]
-            blocks = [interval(cuts, i) for cuts, i in zip(space, index, strict=True)]
-            outputs = Box.of_intervals([interval(batch, at), self._work.outputs, *blocks])
-        self._share = Share(outputs, fetch, mine)
-        self._single = self._single_node(source, shape)
-        self._sum = self._sum_to_blocks(outputs, shape)
-
-    def _single_node(self, source: Layout, shape: Shape) -> ConvNode | None:
-        """The call as one autograd node instead of one per step; None where one call of torch is not enough."""
-        pads = self.padding_mode not in ("zeros", "circular")
-        if self.P_w is not None or pads or not in_one_call(source, shape, self._agreed.dtype, self.groups):
-            return None
-        padding = tuple(line.native for line in self._share.rows)
-        arguments = self._stride, padding, self._dilation, self.groups
-        return ConvNode(self.P_x.transport, self._team, self._title, self._share.fetch, *arguments)
-
-    def _spread_work(self, source: Layout, shape: Shape) -> tuple[Grid, Cuts, list[Channels], list[Cuts]]:
-        """The grid that computes, with axes (batch, channels, *space), and how each axis cuts the output."""
-        per_group = self.in_channels // self.groups
+        padding: Any = self.padding
+        if self.padding_mode != "zeros":  # as at construction, as torch does
+            padding = tuple(padding_of(self._sequential)[-2::-2])
+        weight = (self.out_channels, self.in_channels // self.groups, *self.kernel_size)
+        window = self._each(self.stride), padding, self._each(self.dilation), self.groups
+        operator = ConvolutionOnBoxes.of(source.global_shape, weight, True, *window)
+        where = self.P_x.transport, self._team, self._title
         if self.P_w is None:
-            batch, channels, *space = Layout.balanced(source.grid, shape).cuts
-            return source.grid, batch, [Channels(outputs, (0, per_group)) for outputs in pairwise(channels)], space
+            target = Layout.balanced(source.grid, shape)
+            self._part = plain_part(operator, *where, source, target, self._agreed.dtype, self.padding_mode)
+        else:
+            self._part = spread_part(operator, *where, source, *self._spread_work(shape), self.padding_mode)
+        self._sum = self._sum_to_blocks(self._part.block, shape)
+
+    def _spread_work(self, shape: Shape) -> tuple[Grid, tuple[Cuts, list[Channels], list[Cuts]]]:
+        """The grid that computes, with axes (batch, channels, *space), and how each axis cuts the output."""
+        assert self.P_w is not None
         made, summed, *extents = self.P_w.shape
-        outputs, inputs = pairwise(balanced_cuts(shape[1], made)), balanced_cuts(per_group, summed)
-        work = [Channels(output, each) for output in outputs for each in pairwise(inputs)]
+        inputs = balanced_cuts(self.in_channels // self.groups, summed)
+        work = [Channels(o, i) for o in pairwise(balanced_cuts(shape[1], made)) for i in pairwise(inputs)]
         space = [balanced_cuts(n, p) for n, p in zip(shape[2:], extents, strict=True)]
         # output and input channels share an axis: what a worker needs depends on its place along both
-        return Grid(self.P_w.ranks, (1, made * summed, *extents)), (0, shape[0]), work, space
-
-    def _channels_for(self, work: Channels) -> Interval:
-        """The input channels to fetch: of a single group those in use, of several groups all."""
-        per_group = self.in_channels // self.groups
-        first, last = groups_of(work.outputs, self.out_channels // self.groups)
-        if first == last or work.inputs[0] == work.inputs[1]:
-            return 0, 0
-        if last - first == 1:
-            return first * per_group + work.inputs[0], first * per_group + work.inputs[1]
-        return first * per_group, last * per_group
-
-    def _rows(self, d: int, cuts: Cuts, extent: int) -> list[Rows]:
-        kernel, stride, dilation = self.kernel_size[d], self._stride[d], self._dilation[d]
-        before = self._padding_before(d)
-        lines = []
-        for outputs in pairwise(cuts):
-            need = window_need(outputs, kernel, stride, before, dilation)
-            if self.padding_mode == "circular":
-                lines.append(Rows(need))
-                continue
-            padding = hull_then_pad(need, extent, self.padding_mode)
-            native = None
-            # conv3d's weight gradient is twice as fast if the depth is padded by hand rather than by torch
-            if self.padding_mode == "zeros" and not (self.dims == 3 and d == 0):
-                native = leave_to_torch(padding, outputs, kernel, stride, dilation)
-            if native is not None:
-                lines.append(Rows(padding.hull, native=native))
-            else:
-                lines.append(Rows.padded(padding, by_margin=self.padding_mode == "zeros"))
-        return lines
-
-    def _padding_before(self, d: int) -> int:
-        """How many rows are padded before the first; modes other than 'zeros' pad as at construction, as torch does."""
-        if self.padding_mode != "zeros":
-            return int(padding_of(self._sequential)[2 * (self.dims - 1 - d)])
-        if isinstance(self.padding, str):
-            return self._dilation[d] * (self.kernel_size[d] - 1) // 2 if self.padding == "same" else 0
-        return self._each(self.padding)[d]
+        return Grid(self.P_w.ranks, (1, made * summed, *extents)), ((0, shape[0]), work, space)
 
     def _sum_to_blocks(self, outputs: Box | None, shape: Shape) -> tuple[Sum, int] | None:
         """The sum of parts over the input channels into the blocks on P_y; None if each part is a block already."""
@@ -292,29 +179,23 @@ class Conv(ConvLayer):
     # Calling
 
     def _local(self, x: Tensor) -> Tensor:
-        share = self._share
-        if share.outputs is not None:
-            y = self._convolved(x, share)
-        else:
-            y = self._window_input(x).x
+        part, records = self._part, self._agreed.requires_grad
+        if part.node is not None:
+            weight, bias, sums = self._raw_weight_and_bias()
+            return part.node(x, weight, bias, sums, self._ticket, records)
+        x = self._agreed.convert(x)
+        if part.block is None:
+            y = part.fetched(x, self._ticket, records).x
             y = y.to(dtype_of_products(y))
+        else:
+            weight, bias = self._weight_and_bias()  # first, so that backward sends halos before it sums gradients
+            if bias is not None and self.P_x.transport.rank not in self._spreads["bias"].holders:
+                bias = None
+            y = part.in_steps(x, weight, bias, self._ticket, records)
         if self._sum is None:
             return y
         operator, key = self._sum
-        records = self._wants_gradients or self._agreed.requires_grad
-        return apply(y, operator, Ticket(key, self._ticket.call), records)
-
-    def _convolved(self, x: Tensor, share: Share) -> Tensor:
-        if self._single is not None:
-            return self._in_one_node(x, self._single)
-        weight, bias = self._weight_and_bias()  # first, so that backward sends halos before it sums gradients
-        window = self._window_input(x)
-        if bias is not None and self.P_x.transport.rank not in self._spreads["bias"].holders:
-            bias = None
-        if share.is_empty or not weight.shape[1]:
-            return empty_output(share.shape, window.x, weight, bias)
-        padding = tuple(line.native for line in share.rows)
-        return window.computed(lambda x: self._in_groups(self._of_channels(x), weight, bias, padding))
+        return apply(y, operator, Ticket(key, self._ticket.call), self._wants_gradients or records)
 
     @property
     def _is_torchs_own(self) -> bool:
@@ -324,26 +205,34 @@ class Conv(ConvLayer):
         convolve = self.function[self.dims]
         return convolve(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
 
-    def _of_channels(self, x: Tensor) -> Tensor:
-        """`x` with only the input channels that this worker uses."""
-        first, last = groups_of(self._work.outputs, self.out_channels // self.groups)
-        start, stop = self._work.inputs
-        if x.shape[1] == (last - first) * (stop - start):
-            return x
-        return x.unflatten(1, (last - first, -1)).narrow(2, start, stop - start).flatten(1, 2)
 
-    def _in_groups(self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, ...]) -> Tensor:
-        """One call of torch for all whole groups, and one for each partial group at the block's ends."""
-        convolve, (offset, _) = self.function[self.dims], self._work.outputs
-        per_group = self.out_channels // self.groups
-        runs = group_runs(self._work.outputs, per_group)
-        if len(runs) == 1:
-            (_, (first, last)) = runs[0]
-            return convolve(x, weight, bias, self._stride, padding, self._dilation, last - first)
-        parts, base = [], groups_of(self._work.outputs, per_group)[0]
-        for (a, b), (first, last) in runs:
-            window = x.narrow(1, (first - base) * weight.shape[1], (last - first) * weight.shape[1])
-            some = None if bias is None else bias[a - offset : b - offset]
-            kernel = weight[a - offset : b - offset]
-            parts.append(convolve(window, kernel, some, self._stride, padding, self._dilation, last - first))
-        return torch.cat(parts, 1)
+# What plain and transposed convolutions share
+
+
+def build_like_torchs(
+    layer: Any,
+    sequential: type[torch.nn.Module],
+    arguments: Sequence[Any],
+    device: torch.device | str | None,
+    dtype: torch.dtype | None,
+    problem: str | None,
+) -> None:
+    """Build torch's layer with these arguments, and keep this worker's blocks of its parameters."""
+
+    def make(device: torch.device | str | None) -> torch.nn.Module:
+        return sequential(*arguments, device=device, dtype=dtype)
+
+    layer._set_template(layer._build(make, layer._spreads_of, device, problem))
+
+
+def check_convolution(layer: Any, convolve: Callable[..., Tensor], shape: Shape, dtype: torch.dtype) -> None:
+    """Raise unless the layer takes a global input of this shape; and torch's error, if any, for these dtypes."""
+    if shape[1] != layer.in_channels:
+        raise PartitionError(
+            f"{layer._title} needs `in_channels` (={layer.in_channels}) channels in dim 1 of the global input, got "
+            f"{shape[1]}.\n  fix: channels are counted over all blocks of the grid, in the arguments and in the input."
+        )
+    x = torch.empty(0, dtype=dtype, device=layer._agreed.device)
+    weight, bias, ones = layer._parameters.get("weight"), layer._parameters.get("bias"), (1,) * (layer.dims + 2)
+    if weight is not None:
+        layer._try_dtypes(lambda one: convolve(one(x, *ones), one(weight, *ones), one(bias, 1)))

@@ -14,16 +14,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import PartitionError
-from ...grid import Box, Grid, Interval, Layout, Needs, Padding, Shape, route
+from ...grid import Grid, Layout, Shape
 from ...operators.call import OperatorCall, TensorSpec
 from ...operators.on_boxes import Local
 from ...operators.table import NotOnBoxes
@@ -32,67 +30,12 @@ from ..engine.agreement import Structure, agree_layout, agree_unbatched
 from ..engine.arguments import problem_with_tensor
 from ..engine.autocast import autocasts
 from ..engine.layer import Layer
-from ..engine.operator import apply
-from .fetch import Fetch
 from .local_part import LocalPart
-from .saved_input import FetchedInput, WindowInput
 
 Size = int | tuple[int, ...]
 """One number for all dims of space, or one for each."""
 LayersByDims = dict[int, type[torch.nn.Module]]
 FunctionsByDims = dict[int, Callable[..., Tensor]]
-
-
-@dataclass(frozen=True)
-class Rows:
-    """How one worker makes the rows of one dim that its outputs see.
-
-    Fetch `hull` with `margin` around it, pad the result by `pad`, take `crop` of that, and let torch pad by `native`.
-    """
-
-    hull: Interval
-    margin: Interval = (0, 0)
-    pad: Interval = (0, 0)
-    crop: Interval | None = None
-    native: int = 0
-
-    @classmethod
-    def padded(cls, padding: Padding, by_margin: bool) -> Rows:
-        """Padding of any mode, done by the margins of the fetch (a constant) or locally by torch."""
-        around = (padding.before, padding.after)
-        if by_margin:
-            return cls(padding.hull, margin=around)
-        length = padding.hull[1] - padding.hull[0] + sum(around)
-        return cls(padding.hull, pad=around, crop=None if padding.crop == (0, length) else padding.crop)
-
-
-@dataclass(frozen=True)
-class Share:
-    """This worker's part in a call: its block of the outputs (None without one), and how it gets the input for it."""
-
-    outputs: Box | None
-    fetch: Fetch | None
-    """None where every worker needs exactly what it owns."""
-    rows: tuple[Rows, ...]
-
-    @property
-    def block(self) -> Box:
-        """The outputs of a worker that has some."""
-        assert self.outputs is not None
-        return self.outputs
-
-    @cached_property
-    def shape(self) -> Shape:
-        return self.block.shape
-
-    @cached_property
-    def is_empty(self) -> bool:
-        return not self.block.volume
-
-    @cached_property
-    def pads(self) -> bool:
-        """Whether torch pads or crops what was fetched."""
-        return any(any(line.pad) or line.crop is not None for line in self.rows)
 
 
 class WindowedLayer(Layer):
@@ -101,9 +44,8 @@ class WindowedLayer(Layer):
     dims: ClassVar[int]
     """How many dims of space, after batch and channels."""
     _template: torch.nn.Module
-    _share: Share
-    _part: LocalPart
-    """This worker's part in a call, of a convolution or of another layer; like `_agreed`, assigned by set-up."""
+    _part: Any
+    """This worker's part in a call (`LocalPart`, `ConvPart`); like `_agreed`, assigned by set-up."""
     _agreed: Structure
     return_indices: bool = False
     """Whether maximum pooling returns indices too."""
@@ -175,7 +117,7 @@ class WindowedLayer(Layer):
         self._plan(source, self._shape_by_torch(source.global_shape, self._agreed.dtype))
 
     def _distdl_module_teardown(self, input: tuple) -> None:
-        for name in ("_share", "_part", "_agreed"):
+        for name in ("_part", "_agreed"):
             self.__dict__.pop(name, None)
 
     def _shape_by_torch(self, shape: Shape, dtype: torch.dtype) -> Shape:
@@ -197,20 +139,6 @@ class WindowedLayer(Layer):
             raise PartitionError(f"{asked}: {error}") from None
         y = y[0] if isinstance(y, tuple) else y
         return (1, *y.shape) if self._unbatched else tuple(y.shape)
-
-    def _need_channels(self, given: int, wanted: int) -> None:
-        if given != wanted:
-            raise PartitionError(
-                f"{self._title} needs `in_channels` (={wanted}) channels in dim 1 of the global input, got {given}.\n"
-                "  fix: channels are counted over all blocks of the grid, in the arguments and in the input."
-            )
-
-    def _try_convolution(self, dtype: torch.dtype, convolve: Callable[..., Tensor]) -> None:
-        """Raise torch's error, if any, for an input of this dtype and parameters of the dtypes that they have."""
-        x = torch.empty(0, dtype=dtype, device=self._agreed.device)
-        weight, bias, ones = self._parameters.get("weight"), self._parameters.get("bias"), (1,) * (self.dims + 2)
-        if weight is not None:
-            self._try_dtypes(lambda one: convolve(one(x, *ones), one(weight, *ones), one(bias, 1)))
 
     def _try_layer(self, layer: Any, dtype: torch.dtype) -> None:
         """Raise torch's error, if any, for an input of this dtype, also on workers where torch's kernel will not run."""
@@ -234,31 +162,6 @@ class WindowedLayer(Layer):
         """A call of the ATen operator `name` with these arguments after the input."""
         return OperatorCall(getattr(torch.ops.aten, name).default, (x, *given), {}, (replace(x, shape=shape),))
 
-    def _fetch_rows(
-        self,
-        source: Layout,
-        grid: Grid,
-        batch: Sequence[Interval],
-        channels: Sequence[Interval],
-        space: Sequence[Sequence[Rows]],
-        wrap: bool = False,
-        fill: float = 0.0,
-    ) -> tuple[Fetch | None, tuple[Rows, ...]]:
-        """The movement that brings each worker of `grid` the input of its rows, and this worker's rows for each dim."""
-        hulls = tuple(tuple(rows.hull for rows in line) for line in space)
-        needs = Needs(grid, (tuple(batch), tuple(channels), *hulls), (False, False, *(wrap,) * self.dims))
-        rank = self.P_x.transport.rank
-        mine: tuple[Rows, ...] = ()
-        if rank in grid:
-            mine = tuple(line[i] for line, i in zip(space, grid.index_of(rank)[2:], strict=True))
-        filled = any(any(rows.margin) for line in space for rows in line)
-        if not filled and grid == source.grid and needs.intervals == Needs.of_layout(source).intervals:
-            return None, mine
-        plan = route(source, needs, rank)
-        margins = ((0, 0), (0, 0), *(rows.margin for rows in mine)) if mine else ()
-        options = self._nothing, margins, fill, self._fresh_gradients
-        return Fetch(self.P_x.transport, self._team, self._title, plan, *options), mine
-
     @property
     def _nothing(self) -> Callable[[Tensor], Tensor]:
         """Makes the result of a worker without outputs: ``(batch, 0)``, with its own batch if it has one."""
@@ -278,25 +181,6 @@ class WindowedLayer(Layer):
             return y
         return tuple(part.squeeze(0) for part in y) if isinstance(y, tuple) else y.squeeze(0)
 
-    def _window_input(self, x: Tensor) -> WindowInput:
-        """The part of the global input that this worker's outputs depend on, padded."""
-        records, share = self._agreed.requires_grad, self._share
-        x = self._agreed.convert(x)
-        if share.fetch is None:
-            box = x.detach().requires_grad_() if records and not x.requires_grad else x
-        else:
-            box = apply(x, share.fetch, self._ticket, records)
-        pad = partial(padded, rows=share.rows, mode=self._pad_mode) if share.pads and box.numel() else None
-        if share.fetch is None or share.fetch.is_identity or not box.numel():
-            return WindowInput(box if pad is None else pad(box))
-        return FetchedInput(x, share.fetch, box, pad, self._reads_values)
-
-    _pad_mode = "constant"
-    _fresh_gradients = True
-    """Whether what is fetched always goes to a torch function that makes a new gradient for it."""
-    _reads_values = False
-    """Whether that function's gradient reads the values of what was fetched, and not only its shape."""
-
     def _local(self, x: Tensor) -> Any:
         """The outputs of this worker for its block; zero-volume and connected to it where it has none."""
         y = self._part(self._agreed.convert(x), self._ticket, self._agreed.requires_grad)
@@ -312,16 +196,6 @@ class WindowedLayer(Layer):
     def _with_indices(self, y: Tensor) -> Any:
         """`y`, which has no elements, and its indices if the layer returns them."""
         return (y, y.new_empty(y.shape, dtype=torch.int64)) if self.return_indices else y
-
-
-def padded(x: Tensor, rows: Sequence[Rows], mode: str) -> Tensor:
-    """What was fetched, padded and cropped along each dim as its `Rows` say."""
-    if any(any(line.pad) for line in rows):
-        x = F.pad(x, [n for line in reversed(rows) for n in line.pad], mode)
-    for d, line in enumerate(rows, 2):
-        if line.crop is not None:
-            x = x.narrow(d, line.crop[0], line.crop[1] - line.crop[0])
-    return x
 
 
 def as_batch(nothing: Tensor, x: Tensor) -> Tensor:

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from math import prod
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from ...grid import Box, Interval, group_runs, groups_of
+from ...grid import Box, Interval, Shape, group_runs, groups_of
 from ..call import OperatorCall
 from ..on_boxes import Local
 from ..table import operator
@@ -28,19 +27,9 @@ CONV: dict[int, Convolve] = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
 @operator("conv1d", "conv2d", "conv3d")
 def convolution(call: OperatorCall) -> Local:
     """A convolution with numeric or named padding."""
-    x, weight, dims = call["input"], call["weight"], call["weight"].dim - 2
-    stride, dilation = each(call["stride"], dims), each(call["dilation"], dims)
-    kernel, extents = weight.shape[2:], x.shape[-dims:]
-    if isinstance(call["padding"], str):
-        same = call["padding"] == "same"
-        before = tuple(d * (k - 1) // 2 if same else 0 for k, d in zip(kernel, dilation, strict=True))
-    else:
-        before = each(call["padding"], dims)
-    windows = tuple(map(Windows, kernel, stride, before, dilation, extents))
-    made = ConvolutionOnBoxes(
-        x.dim - dims, windows, stride, dilation, call["groups"], weight.shape, call["bias"] is not None
-    )
-    return Local(made.needs, made.run, flops=2.0 * prod(weight.shape[1:]), gradients=made.gradients)
+    weight, sizes = call["weight"].shape, (call["stride"], call["padding"], call["dilation"], call["groups"])
+    made = ConvolutionOnBoxes.of(call["input"].shape, weight, call["bias"] is not None, *sizes)
+    return Local(made.needs, made.run, flops=2.0 * prod(weight[1:]))
 
 
 @dataclass(frozen=True)
@@ -49,24 +38,49 @@ class ConvolutionOnBoxes:
 
     lead: int
     windows: tuple[Windows, ...]
-    stride: tuple[int, ...]
-    dilation: tuple[int, ...]
+    stride: Shape
+    dilation: Shape
     groups: int
-    weight: tuple[int, ...]
+    weight: Shape
     """The shape of the weight."""
     has_bias: bool
+
+    @classmethod
+    def of(
+        cls,
+        x: Shape,
+        weight: Shape,
+        has_bias: bool,
+        stride: int | Sequence[int],
+        padding: int | Sequence[int] | str,
+        dilation: int | Sequence[int],
+        groups: int,
+    ) -> ConvolutionOnBoxes:
+        """The convolution of an input with the shape `x`, with torch's arguments."""
+        dims, kernel = len(weight) - 2, weight[2:]
+        strides, dilations = each(stride, dims), each(dilation, dims)
+        if isinstance(padding, str):
+            same = padding == "same"
+            before = tuple(d * (k - 1) // 2 if same else 0 for k, d in zip(kernel, dilations, strict=True))
+        else:
+            before = each(padding, dims)
+        windows = tuple(map(Windows, kernel, strides, before, dilations, x[-dims:]))
+        return cls(len(x) - dims, windows, strides, dilations, groups, weight, has_bias)
 
     @property
     def per_group(self) -> int:
         """Output channels of a group."""
         return self.weight[0] // self.groups
 
+    def inputs_of(self, outputs: Interval) -> Interval:
+        """The input channels of the groups of some output channels."""
+        first, last = groups_of(outputs, self.per_group)
+        return first * self.weight[1], last * self.weight[1]
+
     def needs(self, box: Box) -> list[Box]:
         outputs = box.start[self.lead - 1], box.stop[self.lead - 1]
-        first, last = groups_of(outputs, self.per_group)
-        inputs = first * self.weight[1], last * self.weight[1]
         batch = [(box.start[0], box.stop[0])] if self.lead == 2 else []
-        found = [Box.of_intervals([*batch, inputs, *needed(self.windows, box, self.lead)])]
+        found = [Box.of_intervals([*batch, self.inputs_of(outputs), *needed(self.windows, box, self.lead)])]
         found.append(Box.of_intervals([outputs, *((0, n) for n in self.weight[1:])]))
         return [*found, Box.of_intervals([outputs])] if self.has_bias else found
 
@@ -76,39 +90,21 @@ class ConvolutionOnBoxes:
         ends = zip(self.windows, box.start[self.lead :], box.stop[self.lead :], strict=True)
         padding, surplus = zip(*(w.padding(a, b) for w, a, b in ends), strict=True)
         outputs = box.start[self.lead - 1], box.stop[self.lead - 1]
-        return cropped(self._in_groups(x, weight, bias, padding, outputs), surplus, box, self.lead)
+        return cropped(self.in_groups(x, weight, bias, padding, outputs), surplus, box, self.lead)
 
-    def gradients(
-        self, box: Box, tensors: Sequence[Tensor], cotangent: Tensor, wanted: Sequence[bool]
-    ) -> Sequence[Tensor | None] | None:
-        x, weight = tensors[:2]
-        runs = group_runs((box.start[self.lead - 1], box.stop[self.lead - 1]), self.per_group)
-        if self.lead != 2 or len(runs) != 1 or not x.numel() or not x.dtype == weight.dtype == cotangent.dtype:
-            return None
-        padding, amounts = [], list[int]()
-        for d, window in enumerate(self.windows, 2):
-            pad, surplus = window.padding(box.start[d], box.stop[d])
-            made = (x.shape[d] + 2 * pad - window.span) // window.stride + 1
-            padding.append(pad)
-            amounts = [surplus, made - surplus - box.shape[d], *amounts]
-        dy = F.pad(cotangent, amounts) if any(amounts) else cotangent
-        (first, last), zeros = runs[0][1], [0] * len(padding)
-        sizes = [weight.shape[0]] if self.has_bias else None
-        ways = [*wanted, False][:3]
-        window_of = self.stride, padding, self.dilation, False, zeros, last - first
-        found = torch.ops.aten.convolution_backward.default(dy, x, weight, sizes, *window_of, ways)
-        return found[: len(tensors)]
-
-    def _in_groups(
+    def in_groups(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: Sequence[int], outputs: Interval
     ) -> Tensor:
-        """One call of torch for all whole groups, and one for each partial group at the ends."""
+        """One call of torch for all whole groups, and one for each partial group at the ends.
+
+        The input has the channels of the groups of `outputs`, or as many of each as the weight has.
+        """
         convolve, window = CONV[len(self.windows)], (self.stride, padding, self.dilation)
         runs = group_runs(outputs, self.per_group)
         if len(runs) == 1:
             first, last = runs[0][1]
             return convolve(x, weight, bias, *window, last - first)
-        parts, base, (offset, _), per_input = [], groups_of(outputs, self.per_group)[0], outputs, self.weight[1]
+        parts, base, (offset, _), per_input = [], groups_of(outputs, self.per_group)[0], outputs, weight.shape[1]
         for (a, b), (first, last) in runs:
             inputs = x.narrow(self.lead - 1, (first - base) * per_input, (last - first) * per_input)
             some = None if bias is None else bias[a - offset : b - offset]

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...grid import Box, Interval, group_runs, groups_of, transposed_need
+from ...grid import Box, Interval, Shape, group_runs, groups_of, transposed_need
 from ..call import OperatorCall
 from ..on_boxes import Local
 from ..table import operator
@@ -84,13 +84,9 @@ def any_convolution(call: OperatorCall) -> Local:
 
 @operator("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 def transposed_convolution(call: OperatorCall) -> Local:
-    x, weight, dims = call["input"], call["weight"], call["weight"].dim - 2
-    sizes = (weight.shape[2:], *(each(call[name], dims) for name in ("stride", "padding", "dilation")))
-    windows = tuple(map(TransposedWindows, *sizes, x.shape[-dims:]))
-    made = TransposedOnBoxes(
-        x.dim - dims, windows, sizes[1], sizes[3], call["groups"], weight.shape, call["bias"] is not None
-    )
-    return Local(made.needs, made.run, flops=2.0 * prod(weight.shape) / weight.shape[1] / prod(sizes[1]))
+    weight, sizes = call["weight"].shape, (call["stride"], call["padding"], call["dilation"], call["groups"])
+    made = TransposedOnBoxes.of(call["input"].shape, weight, call["bias"] is not None, *sizes)
+    return Local(made.needs, made.run, flops=2.0 * prod(weight) / weight[1] / prod(made.stride))
 
 
 @dataclass(frozen=True)
@@ -99,12 +95,29 @@ class TransposedOnBoxes:
 
     lead: int
     windows: tuple[TransposedWindows, ...]
-    stride: tuple[int, ...]
-    dilation: tuple[int, ...]
+    stride: Shape
+    dilation: Shape
     groups: int
-    weight: tuple[int, ...]
+    weight: Shape
     """The shape of the weight: (input channels, output channels of a group, *kernel)."""
     has_bias: bool
+
+    @classmethod
+    def of(
+        cls,
+        x: Shape,
+        weight: Shape,
+        has_bias: bool,
+        stride: int | Sequence[int],
+        padding: int | Sequence[int],
+        dilation: int | Sequence[int],
+        groups: int,
+    ) -> TransposedOnBoxes:
+        """That of an input with the shape `x`, with torch's arguments; output padding is known from the output."""
+        dims = len(weight) - 2
+        strides, paddings, dilations = (each(size, dims) for size in (stride, padding, dilation))
+        windows = tuple(map(TransposedWindows, weight[2:], strides, paddings, dilations, x[-dims:]))
+        return cls(len(x) - dims, windows, strides, dilations, groups, weight, has_bias)
 
     def _rows(self, box: Box) -> list[tuple[Interval, Interval]]:
         """For each dim of space the outputs, and the inputs that reach them."""
@@ -123,11 +136,14 @@ class TransposedOnBoxes:
         found.append(Box.of_intervals([inputs, columns, *((0, n) for n in self.weight[2:])]))
         return [*found, Box.of_intervals([outputs])] if self.has_bias else found
 
+    def cuts(self, box: Box) -> list[OutputCrop]:
+        """How the outputs are cut out of what torch makes of the inputs that reach them."""
+        return [window.cut(*each) for window, each in zip(self.windows, self._rows(box), strict=True)]
+
     def run(self, box: Box, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if not x.numel():
             return of_padding(box, self.lead, x, weight, bias)
-        rows = self._rows(box)
-        cuts = [window.cut(*each) for window, each in zip(self.windows, rows, strict=True)]
+        cuts = self.cuts(box)
         crops = [-n for cut in reversed(cuts) for n in cut.crop]
         pads = any(n > 0 for n in crops)
         y = self._in_groups(

@@ -85,11 +85,12 @@ class InFile(StoredArray):
     def __init__(self, shape: Shape, dtype: torch.dtype, folder: Path) -> None:
         self.shape, self.dtype = shape, dtype
         size = max(1, prod(shape)) * dtype.itemsize
-        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  closed by `release`, or with this object
+        self._file, name = tempfile.mkstemp(dir=folder)
+        os.unlink(name)
         try:
-            os.posix_fallocate(self._file.fileno(), 0, size)
+            os.posix_fallocate(self._file, 0, size)
         except OSError as error:
-            self._file.close()
+            self._close()
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise
             free = os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize
@@ -97,7 +98,7 @@ class InFile(StoredArray):
                 f"the store in {folder} has no room for {size:,} bytes more; {free:,} are free.",
                 fix="store= names a folder on a larger disk.",
             ) from None
-        self._map = mmap.mmap(self._file.fileno(), size)
+        self._map = mmap.mmap(self._file, size)
         bytes = torch.frombuffer(self._map, dtype=torch.uint8)
         self._tensor: Tensor | None = bytes.view(dtype)[: prod(shape)].view(shape)
 
@@ -133,7 +134,7 @@ class InFile(StoredArray):
 
     def _move_run(self, data: memoryview, offset: int, move: Callable[[int, list[Any], int], int]) -> None:
         while data:
-            moved = move(self._file.fileno(), [data], offset)
+            moved = move(self._file, [data], offset)
             if not moved:
                 raise DataError("the store has lost what was written to it.")
             data, offset = data[moved:], offset + moved
@@ -155,7 +156,15 @@ class InFile(StoredArray):
         self._tensor = None
         with contextlib.suppress(BufferError):  # a view is still in use; the map goes with it
             self._map.close()
-        self._file.close()
+        self._close()
+
+    def _close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def __del__(self) -> None:
+        self._close()
 
 
 LONG = 4096

@@ -215,11 +215,12 @@ class ToTarget(StoredArray):
         raise TypeError("a target is only written")
 
     def write(self, box: Box, x: Tensor) -> None:
-        data = x.detach().to("cpu")
+        lead = len(self.shape) - len(self.target.shape)  # leading dims of extent 1, which the target lacks
+        data, slices = x.detach().to("cpu").reshape(box.shape[lead:]), box.slices[lead:]
         if isinstance(self.target, Tensor):
-            self.target[box.slices].copy_(data)
+            self.target[slices].copy_(data)
             return
-        self.target[box.slices if box.start else ...] = (data.float() if data.dtype == torch.bfloat16 else data).numpy()
+        self.target[slices or ...] = (data.float() if data.dtype == torch.bfloat16 else data).numpy()
 
 
 class ReadableTarget(StoredArray):

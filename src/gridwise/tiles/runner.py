@@ -227,7 +227,8 @@ class TiledRunner:
                 f"{self.says}: `out` has {len(places)} arrays, the call returns {len(graph.outputs)} tensors."
             )
         for place, value in zip(places, graph.outputs, strict=True):
-            if tuple(place.shape) != value.shape:
+            lead = len(value.shape) - len(place.shape)
+            if lead < 0 or (1,) * lead + tuple(place.shape) != value.shape:
                 raise PartitionError(
                     f"{self.says}: `out` (of shape {tuple(place.shape)}) must have the output's shape {value.shape}."
                 )

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch._meta_registrations as kernels
 from torch import Tensor
 
 from gridwise.fake.nested import Args
+from gridwise.torch_internals.meta_kernels import device_hint_by_torch, replace_device_hint
 from gridwise.torch_internals.operators import OpOverload
 
 aten = torch.ops.aten
@@ -25,14 +25,13 @@ class _DeviceOfThread(threading.local):
 
 
 _pretended = _DeviceOfThread()
-_torchs = kernels.device_hint
 
 
 def _device_hint(tensor: Tensor) -> str:
-    return _torchs(tensor) if _pretended.kind is None else _pretended.kind
+    return device_hint_by_torch(tensor) if _pretended.kind is None else _pretended.kind
 
 
-kernels.device_hint = _device_hint
+replace_device_hint(_device_hint)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from ..errors import UnsupportedError
 from ..nn.parameters.whole_tensor import WRAPPERS
 from ..partition import Partition
-from ..torch_internals.modules import HOOKS
+from ..torch_internals.modules import hooks_of, no_hooks
 from .compiled import called_by_compiled_code
 from .inputs import Inputs
 from .recorder import GatherOption
@@ -111,8 +111,7 @@ class DistributedModel(torch.nn.Module):
         grid_methods = {name: (runner.says, runner.inputs, runner.gather) for name, runner in own.runners.items()}
         key = f"copy {own.copies} of {own.runners['forward'].ticket.key}"
         result = become(twin, self.P_x, grid_methods, key)
-        for name in HOOKS:
-            result.__dict__[name] = copy.deepcopy(self.__dict__[name], memo)
+        result.__dict__.update(copy.deepcopy(hooks_of(self), memo))
         return result
 
     def __reduce_ex__(self, protocol: object) -> Any:
@@ -150,9 +149,8 @@ def become(model: torch.nn.Module, P_x: Partition, grid_methods: GridMethods, ke
     written = type(model)
     own = GridState(written, P_x)
     own.forward = model.__dict__.pop("forward", None)
-    for name in HOOKS:
-        own.hooks[name] = model.__dict__[name]
-        model.__dict__[name] = None if name == "_is_full_backward_hook" else type(own.hooks[name])()
+    own.hooks.update(hooks_of(model))
+    model.__dict__.update(no_hooks())
     methods = {name: property(partial(runner_of, name=name)) for name in grid_methods if name != "forward"}
     kind = type(f"Distributed{written.__name__}", (DistributedModel, written), {"__module__": __name__, **methods})
     model.__dict__[OWN] = own
@@ -176,7 +174,7 @@ def _call_of(model: torch.nn.Module, name: str) -> Callable[..., Any]:
 def as_written(model: torch.nn.Module) -> Iterator[None]:
     """Turn a distributed model back into the user's model while the body runs: its class, its forward, its hooks."""
     own = _own(model)
-    distributed, hooks = type(model), {name: model.__dict__[name] for name in HOOKS}
+    distributed, hooks = type(model), hooks_of(model)
     guards = [module.__dict__ for module in model.modules() if isinstance(vars(module).get("forward"), _Guard)]
     found = [(held, held.pop("forward")) for held in guards]
     del model.__dict__[OWN]

@@ -10,6 +10,7 @@ modes          what acts on all operators called in a body: modes, hooks of save
 switches       switches of autograd and autocast, as nodes of a graph
 tracer         torch's tracer, and the fake tensors that it runs on
 tensors        what tensors, storages and generators do not tell or do in public
+meta_kernels   on which device kernels for meta tensors take them to be
 modules        hooks of modules, calls that are never compiled
 autograd       nodes of autograd, gradients in one message, the norm that torch clips them by
 compiler       the compiler around a call, without importing it; a graph as machine code

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._utils import _flatten_dense_tensors as flattened
-from torch._utils import _unflatten_dense_tensors as unflattened
+from torch import Tensor
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.nn.utils import clip_grad
-
-__all__ = ["flattened", "unflattened"]
-# flattened(tensors): their elements in one new tensor; unflattened(flat, tensors): views of it with their shapes
 
 current_node: Callable[[], Any] = torch._C._current_autograd_node
 """The node that backward is running in this thread; None in forward."""
+
+
+def flattened(tensors: Sequence[Tensor]) -> Tensor:
+    """The elements of all tensors in one new tensor, also if it is only one, which torch would not copy."""
+    if len(tensors) == 1:
+        return tensors[0].clone(memory_format=torch.contiguous_format).view(-1)
+    return _flatten_dense_tensors(tensors)
+
+
+def unflattened(flat: Tensor, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Views of a flat tensor with the shapes of these, one after another."""
+    return _unflatten_dense_tensors(flat, tensors)
 
 
 def next_number() -> int:
@@ -31,9 +40,9 @@ def run_last(node: Any) -> None:
     node._set_sequence_nr(0)
 
 
-total_norm_by_torch: Callable[..., torch.Tensor] = clip_grad._get_total_norm
+total_norm_by_torch: Callable[..., Tensor] = clip_grad._get_total_norm
 
 
-def replace_total_norm(to_clip_by: Callable[..., torch.Tensor], public: Callable[..., torch.Tensor]) -> None:
+def replace_total_norm(to_clip_by: Callable[..., Tensor], public: Callable[..., Tensor]) -> None:
     """Replace the norm in its module, where torch's `clip_grad_norm_` looks it up, and under its public name."""
     clip_grad._get_total_norm, torch.nn.utils.get_total_norm = to_clip_by, public

@@ -20,6 +20,16 @@ HOOKS = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_
 """Attributes in which a module keeps its hooks."""
 
 
+def hooks_of(module: torch.nn.Module) -> dict[str, Any]:
+    """All hooks of calls that a module keeps, by attribute."""
+    return {name: module.__dict__[name] for name in HOOKS}
+
+
+def no_hooks() -> dict[str, Any]:
+    """The same of a module that has none."""
+    return hooks_of(torch.nn.Module())
+
+
 def forward_hooks(module: torch.nn.Module) -> dict[int, Callable[..., Any]]:
     """Those that run after the call, as the module keeps them."""
     return module._forward_hooks

@@ -59,10 +59,6 @@ def copy_hooks(real: Tensor, fake: Tensor) -> None:
         real._post_accumulate_grad_hooks = fake._post_accumulate_grad_hooks
 
 
-def has_hooks(x: Tensor) -> bool:
-    return bool(x._backward_hooks or getattr(x, "_post_accumulate_grad_hooks", None))
-
-
 def is_held_elsewhere(x: Tensor) -> bool:
     """Whether more than the Python object refers to a tensor."""
     return x._use_count() > 1  # type: ignore[attr-defined]

@@ -82,7 +82,7 @@ class _Begun(torch.autograd.Function):
                 if gradient is None:
                     used[place].zero_()  # on the device: a list of numbers would have to be copied to it
             parts.append(used)
-        flat = flattened(parts)  # always a copy, even of a single part
+        flat = flattened(parts)
         if torch.is_grad_enabled():
             sum.under_way = None
             return None, *_cut(apply(flat, operator.adjoint, ticket, True), blocks, sum.uses_all)

@@ -1,0 +1,109 @@
+"""The tracer makes nodes that can be found by their tensors, on fakes that say when their numbers are needed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gridwise.torch_internals.tracer import (
+    NEEDS_NUMBERS,
+    TracedTensor,
+    TracedTensorMode,
+    as_if_not_traced,
+    current_tracer,
+    fakes_of,
+    is_tracing,
+    lstm_states_fixed,
+    make_fx,
+    node_of,
+)
+
+
+def test_nodes_are_found_by_their_tensors_while_a_graph_is_made() -> None:
+    seen: list[Any] = []
+
+    def function(x: Tensor) -> Tensor:
+        y = x.sin()
+        seen.extend([is_tracing(), node_of(y).target, node_of(x).op, type(current_tracer()).__name__])
+        with torch.no_grad():
+            return y + 1
+
+    graph = make_fx(function, pre_dispatch=True)(torch.ones(2)).graph
+    assert seen[:3] == [True, torch.ops.aten.sin.default, "placeholder"]
+    assert not is_tracing()
+    assert torch.ops.aten.sin.default in [node.target for node in graph.nodes]
+
+
+def test_every_node_passes_through_create_node_of_the_tracer() -> None:
+    made: list[object] = []
+
+    def function(x: Tensor) -> Tensor:
+        tracer = current_tracer()
+        create = tracer.create_node
+        tracer.create_node = lambda *args, **kwargs: (made.append(args[1]), create(*args, **kwargs))[1]
+        try:
+            return x.sin().cos()
+        finally:
+            del tracer.create_node
+
+    make_fx(function, pre_dispatch=True)(torch.ones(2))
+    assert made == [torch.ops.aten.sin.default, torch.ops.aten.cos.default]
+
+
+def test_fakes_have_no_numbers_and_say_so() -> None:
+    mode = TracedTensorMode(allow_non_fake_inputs=True)
+    with mode:
+        x = torch.empty(2, 3)
+        assert type(x) is TracedTensor
+        assert x.fake_mode is mode
+        for asked in (x.sum().item, x.nonzero):
+            with pytest.raises(NEEDS_NUMBERS):
+                asked()
+        real = torch.ones(3)
+    made = mode.from_tensor(torch.zeros(5))
+    assert any(made is fake for fake in fakes_of(mode))
+    assert all(fake is not real for fake in fakes_of(mode))
+
+
+def test_a_model_does_not_see_that_it_is_traced() -> None:
+    flags: list[bool] = []
+
+    def traced(flag: Callable[[], bool], x: Tensor) -> Tensor:
+        flags.append(flag())
+        with as_if_not_traced():
+            flags.append(flag())
+        flags.append(flag())
+        return x + 1
+
+    flag = getattr(torch.fx._symbolic_trace, "_get_is_fx_tracing", None)
+    if flag is None:  # until torch 2.13
+        flag = lambda: torch.fx._symbolic_trace._is_fx_tracing_flag  # noqa: E731
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        make_fx(lambda x: traced(flag, x), pre_dispatch=True)(torch.ones(2))
+    assert flags == [True, False, True]
+
+
+def test_states_of_an_lstm_have_the_dims_of_real_ones() -> None:
+    lstm, x = nn.LSTM(2, 3), torch.ones(4, 1, 2)
+    shapes: list[Any] = []
+
+    def run(x: Tensor) -> Tensor:
+        y, (h, c) = lstm(x)
+        shapes.append((y.shape, h.shape, c.shape))
+        return y
+
+    wrapped: list[object] = []
+    mode = TracedTensorMode(allow_non_fake_inputs=True)
+    with mode, lstm_states_fixed(lambda function: (wrapped.append(function), function)[1]):
+        make_fx(run, {torch.ops.aten.lstm.input: torch.ops.aten.lstm.input.decompose}, pre_dispatch=True)(
+            torch.empty(4, 1, 2)
+        )
+    y, (h, c) = lstm(x)
+    assert shapes == [(y.shape, h.shape, c.shape)]
+    assert len(wrapped) == torch.__version__.startswith("2.11.")

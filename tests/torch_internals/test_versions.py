@@ -1,0 +1,32 @@
+"""Releases of minor versions that were tested are known; anything else is checked before use."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gridwise.torch_internals.versions import TESTED, is_tested, this_version
+
+
+@pytest.mark.parametrize(
+    ("version", "tested"),
+    [
+        ("2.13.0", True),
+        ("2.13.0+cpu", True),
+        ("2.13.7+cu130", True),
+        ("2.1.0", False),
+        ("2.999.0", False),
+        ("2.15.0.dev20261001+cpu", False),
+        ("2.15.0a0+gitabc", False),
+        ("2.15.0rc1", False),
+    ],
+)
+def test_releases_of_tested_minor_versions_are_known(version: str, tested: bool) -> None:
+    assert is_tested(version) is tested
+
+
+def test_the_table_is_in_order() -> None:
+    numbers = [tuple(map(int, version.split("."))) for version in TESTED]
+    assert numbers == sorted(numbers)
+    assert all(map(is_tested, TESTED))
+    assert this_version() == torch.__version__

@@ -10,7 +10,10 @@ from torch import Tensor
 from gridwise.torch_internals import autograd
 from gridwise.torch_internals.autograd import (
     current_node,
+    differentiated_now,
     flattened,
+    function_of,
+    is_mean,
     next_number,
     number_of,
     replace_total_norm,
@@ -61,6 +64,27 @@ def test_a_node_runs_last_of_those_that_could() -> None:
             run_last(b.grad_fn)
         (a + b).sum().backward()
         assert Noted.order == (["a", "b"] if first else ["b", "a"])
+
+
+def test_what_is_differentiated_is_known_in_backward_only() -> None:
+    x, seen = torch.ones(1, requires_grad=True), list[list[Tensor]]()
+    y = x.sin()
+    y.register_hook(lambda gradient: seen.append(differentiated_now()))
+    loss, other = y.sum(), y.cos().sum()
+    loss.backward(retain_graph=True)
+    torch.autograd.grad([other], [x])
+    assert [[id(each) for each in roots] for roots in seen] == [[id(loss)], [id(other)]]
+    assert differentiated_now() == []
+
+
+def test_nodes_of_means_and_of_functions_are_known() -> None:
+    x = torch.ones(2, 3, requires_grad=True)
+    means = [x.mean(), x.mean((0, 1)), torch.nn.functional.mse_loss(x, torch.zeros(2, 3))]
+    others = [x.sum(), x.mean(0), torch.nn.functional.mse_loss(x, torch.zeros(2, 3), reduction="sum"), x.sin()]
+    assert [is_mean(y.grad_fn) for y in means] == [True] * 3
+    assert [is_mean(y.grad_fn) for y in others] == [False] * 4
+    assert function_of(Noted.apply(x, "a").grad_fn) is Noted
+    assert function_of(x.sin().grad_fn) is None
 
 
 def test_tensors_in_one_and_back() -> None:

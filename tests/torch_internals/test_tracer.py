@@ -64,10 +64,8 @@ def test_fakes_have_no_numbers_and_say_so() -> None:
         for asked in (x.sum().item, x.nonzero):
             with pytest.raises(NEEDS_NUMBERS):
                 asked()
-        real = torch.ones(3)
     made = mode.from_tensor(torch.zeros(5))
     assert any(made is fake for fake in fakes_of(mode))
-    assert all(fake is not real for fake in fakes_of(mode))
 
 
 def test_a_model_does_not_see_that_it_is_traced() -> None:

@@ -6,31 +6,25 @@ the call of `backward` that it is in, from which loss it is reached. What Gridwi
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..comm.transports.base import Team, Transport
 from ..errors import LocalLoss
+from ..torch_internals.autograd import current_node, differentiated_now, function_of, is_mean
 
-MEAN = 1
-"""Torch's number for the reduction by a mean."""
 MOST = 10_000
 """How many nodes are looked at."""
-CALLS = {torch.autograd.backward.__code__: "tensors", torch.autograd.grad.__code__: "outputs"}
-"""Where the roots are found while backward runs: the variable of each function that holds them."""
 
 
 def watch_for_local_loss(y: Tensor, transport: Transport, team: Team, what: str, seen: Callable[[], bool]) -> None:
     """Warn, on the first worker, if the first backward through `y` is that of a local mean; ``seen()`` says if it was."""
 
     def look(gradients: object) -> None:
-        found = None if seen() else _local_mean(torch._C._current_autograd_node())  # a closure over it would be a cycle
+        found = None if seen() else _local_mean(current_node())  # a closure over it would be a cycle
         if found is not None:
             text = (
                 f"{what}: backward() comes from a mean over the block of each worker ({found}), and gradients are summed over "
@@ -47,7 +41,7 @@ def watch_for_local_loss(y: Tensor, transport: Transport, team: Team, what: str,
 
 def _local_mean(target: Any) -> str | None:
     """The name of a mean of everything on a path from a number that is differentiated to `target`, all of it local."""
-    left = [(root.grad_fn, "") for root in _roots() if root.dim() == 0 and root.grad_fn is not None]
+    left = [(root.grad_fn, "") for root in differentiated_now() if root.dim() == 0 and root.grad_fn is not None]
     visited = set(left)
     while left and len(visited) < MOST:
         node, mean = left.pop()
@@ -57,7 +51,7 @@ def _local_mean(target: Any) -> str | None:
             continue
         if _is_ours(node):
             continue
-        mean = mean or (node.name() if _is_mean(node) else "")
+        mean = mean or (node.name() if is_mean(node) else "")
         for following, _ in node.next_functions:
             if following is not None and (following, mean) not in visited:
                 visited.add((following, mean))
@@ -66,26 +60,5 @@ def _local_mean(target: Any) -> str | None:
 
 
 def _is_ours(node: Any) -> bool:
-    kind = getattr(type(node), "_forward_cls", None)
+    kind = function_of(node)
     return kind is not None and kind.__module__.startswith("gridwise.")
-
-
-def _is_mean(node: Any) -> bool:
-    if node.name() == "MeanBackward1":
-        return not node.metadata and all(len(each.shape) == 0 for each in getattr(node, "_input_metadata", ()))
-    return node.name() == "MeanBackward0" or getattr(node, "_saved_reduction", None) == MEAN
-
-
-def _roots() -> list[Tensor]:
-    """The tensors that are being differentiated, on any thread: with CUDA, nodes run on another than the call."""
-    found: list[Any] = []
-    frames: list[FrameType | None] = [*sys._current_frames().values()]
-    while frames:
-        frame = frames.pop()
-        if frame is not None:
-            if frame.f_code in CALLS:
-                given = frame.f_locals.get(CALLS[frame.f_code])
-                found += given if isinstance(given, tuple | list) else [given]
-            frames.append(frame.f_back)
-    del frame  # it may be the frame of this call: a cycle
-    return [x for x in found if isinstance(x, Tensor)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -40,6 +42,38 @@ def run_last(node: Any) -> None:
     node._set_sequence_nr(0)
 
 
+def function_of(node: Any) -> type[torch.autograd.Function] | None:
+    """The Function whose backward a node runs; None if it is one of torch's own operators."""
+    return getattr(type(node), "_forward_cls", None)
+
+
+def is_mean(node: Any) -> bool:
+    """Whether a node is that of a mean of everything: of `mean`, or of a loss that reduces by one."""
+    if node.name() == "MeanBackward1":
+        return not node.metadata and all(len(each.shape) == 0 for each in getattr(node, "_input_metadata", ()))
+    return node.name() == "MeanBackward0" or getattr(node, "_saved_reduction", None) == _REDUCES_BY_MEAN
+
+
+_REDUCES_BY_MEAN = 1
+
+
+def differentiated_now() -> list[Tensor]:
+    """The tensors that are being differentiated, on any thread: with CUDA, nodes run on another than the call."""
+    found: list[Any] = []
+    frames: list[FrameType | None] = [*sys._current_frames().values()]
+    while frames:
+        frame = frames.pop()
+        if frame is not None:
+            if frame.f_code in _CALLS:
+                given = frame.f_locals.get(_CALLS[frame.f_code])
+                found += given if isinstance(given, tuple | list) else [given]
+            frames.append(frame.f_back)
+    del frame  # it may be the frame of this call: a cycle
+    return [x for x in found if isinstance(x, Tensor)]
+
+
+_CALLS = {torch.autograd.backward.__code__: "tensors", torch.autograd.grad.__code__: "outputs"}
+"""The calls of backward, and the variable of each that holds the roots."""
 total_norm_by_torch: Callable[..., Tensor] = clip_grad._get_total_norm
 
 

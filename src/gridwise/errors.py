@@ -112,6 +112,9 @@ class WorkerDied(FaultError):
     (3,)
     """
 
+    elsewhere: bool = False
+    """Whether it was killed or has failed: what this worker was doing has nothing to do with it."""
+
     def __init__(self, message: str, workers: tuple[int, ...] = ()) -> None:
         super().__init__(message)
         self.workers = workers

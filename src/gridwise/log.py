@@ -34,6 +34,11 @@ def is_first_worker() -> bool:
     return _worker == "-" or _worker.startswith("0/")
 
 
+def is_debugging() -> bool:
+    """Whether `GRIDWISE_LOG=debug` asks for everything."""
+    return os.environ.get("GRIDWISE_LOG", "").lower() == "debug"
+
+
 def configure(level: str | None = None) -> None:
     """Log to standard error at `level`, or else at the level in `GRIDWISE_LOG`; without either, change nothing."""
     level = level or os.environ.get("GRIDWISE_LOG")

@@ -63,7 +63,7 @@ def test_run_refuses_what_it_cannot_do(arguments: list[str], words: str) -> None
 
 def test_commands_are_those_of_mpiexec_and_torchrun() -> None:
     assert command_for("gloo", 3, ["a.py", "x"])[1:] == [
-        *["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"],
+        *["-m", "gridwise.comm.launching.torchrun", "--standalone", "--nproc-per-node", "3"],
         *["a.py", "x"],
     ]
     if mpi_missing() is None:

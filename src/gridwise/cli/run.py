@@ -83,5 +83,12 @@ def command_for(transport: str, workers: int, script: list[str]) -> list[str]:
     """The command line that starts `workers` processes of a Python script over the transport."""
     if transport == "mpi":
         return [*mpiexec_command(workers), sys.executable, *script]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers)]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "gridwise.comm.launching.torchrun",
+        "--standalone",
+        "--nproc-per-node",
+        str(workers),
+    ]
     return [*torchrun, *script]

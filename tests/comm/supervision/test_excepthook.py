@@ -10,6 +10,7 @@ from types import SimpleNamespace, TracebackType
 import pytest
 
 from gridwise.comm.supervision import excepthook
+from gridwise.errors import WorkerDied
 
 
 class Broken(io.StringIO):
@@ -44,3 +45,23 @@ def test_the_others_are_told(
         with pytest.raises(ValueError, match="user's own") if hook_fails else contextlib.nullcontext():
             sys.excepthook(KeyError, KeyError("temperature"), None)
     assert told == ["1: KeyError('temperature')"]
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("debug", [False, True])
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_one_survivor_tells_of_a_death_in_a_few_words(
+    rank: int, debug: bool, elsewhere: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed: list[str] = []
+    error = WorkerDied("worker 1 of 3 died", (1,))
+    error.elsewhere = elsewhere
+    monkeypatch.setenv("GRIDWISE_LOG", "debug" if debug else "")
+    monkeypatch.setattr(excepthook, "_end", lambda transport, kind, error: None)
+    monkeypatch.setattr(excepthook, "_installed", [SimpleNamespace(rank=rank, size=3)])
+    monkeypatch.setattr(excepthook.original_stderr, "say", printed.append)
+    monkeypatch.setattr(sys, "excepthook", lambda *_: printed.append("a traceback"))
+    excepthook._hook.__wrapped__()
+    sys.excepthook(WorkerDied, error, None)
+    short = ["gridwise: worker 1 of 3 died"] if rank == 0 else []
+    assert printed == (short if elsewhere and not debug else ["a traceback"])

@@ -22,6 +22,8 @@ import time
 import traceback
 from types import TracebackType
 
+from ...errors import WorkerDied
+from ...log import is_debugging
 from ..transports.base import Transport
 from . import original_stderr
 from .watch import Watch
@@ -56,7 +58,8 @@ def _hook() -> None:
     def hook(kind: type[BaseException], error: BaseException, stack: TracebackType | None) -> None:
         original_stderr.flush_all()  # either may have been closed: the others are told in any case
         try:
-            before(kind, error, stack)
+            if not _is_told_elsewhere(error):
+                before(kind, error, stack)
         finally:
             original_stderr.flush_all()
             if os.getpid() == process:  # not in a forked child
@@ -68,6 +71,16 @@ def _hook() -> None:
                         _end_mpi_job()
 
     sys.excepthook = hook
+
+
+def _is_told_elsewhere(error: BaseException) -> bool:
+    """Whether another worker's end is why this one ends: one survivor then says so in a few words, without a traceback."""
+    if not isinstance(error, WorkerDied) or not error.elsewhere or not _installed or is_debugging():
+        return False
+    transport = _installed[-1]
+    if transport.rank == min(set(range(transport.size)) - set(error.workers), default=transport.rank):
+        original_stderr.say(f"gridwise: {error}")
+    return True
 
 
 def _end(transport: Transport, kind: type[BaseException], error: BaseException) -> None:

@@ -17,7 +17,8 @@ Both sides send one JSON object per line, of at most `LONGEST` bytes.
     hub -> worker   welcome                     from now on its death is noticed
                     ask
                     finished counts             of the workers that have said goodbye
-                    news     kind, text, workers   kind = died | failed | timeout; the first one is the cause
+                    news     kind, text, workers   kind = died | failed | timeout; the first one is the cause.
+                             elsewhere             whether it has nothing to do with what the other workers call
 """
 
 from __future__ import annotations
@@ -137,7 +138,12 @@ class Hub:
             if self.verdict:
                 caller.send(self.verdict)
         elif say == "failed":
-            self._judge("failed", f"worker {caller.rank} of {self.size} failed: {message['text']}", [caller.rank])
+            self._judge(
+                "failed",
+                f"worker {caller.rank} of {self.size} failed: {message['text']}",
+                [caller.rank],
+                elsewhere=True,
+            )
         elif say == "goodbye":
             caller.has_left = True
             self.finished[caller.rank] = message["counts"]
@@ -159,13 +165,13 @@ class Hub:
             return
         if not caller.has_left:
             text = f"{caller.name} died: it was killed, or its machine was lost"
-            self._judge("died", text, [caller.rank], aloud=True)
+            self._judge("died", text, [caller.rank], aloud=True, elsewhere=True)
 
-    def _judge(self, kind: str, text: str, workers: list[int], aloud: bool = False) -> None:
+    def _judge(self, kind: str, text: str, workers: list[int], aloud: bool = False, elsewhere: bool = False) -> None:
         """Report the first failure to all workers; later ones are its consequences and are ignored."""
         if self.verdict:
             return
-        self.verdict = {"say": "news", "kind": kind, "text": text, "workers": workers}
+        self.verdict = {"say": "news", "kind": kind, "text": text, "workers": workers, "elsewhere": elsewhere}
         if aloud and self.prints_verdict:
             with contextlib.suppress(OSError):
                 print(f"\ngridwise: {text}\ngridwise: ending all workers", file=sys.stderr, flush=True)

@@ -181,7 +181,9 @@ class Watch:
             return WorkerDied(text, (gone[0],))
         if verdict["kind"] == "timeout":
             return CommTimeout(verdict["text"])
-        return WorkerDied(f"{verdict['text']}\n {while_}" if while_ else verdict["text"], tuple(verdict["workers"]))
+        died = WorkerDied(f"{verdict['text']}\n {while_}" if while_ else verdict["text"], tuple(verdict["workers"]))
+        died.elsewhere = verdict["elsewhere"]
+        return died
 
     def announce(self, text: str) -> None:
         """Tell the others that this worker is ending with an exception."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ from gridwise.torch_internals.tracer import (
     TracedTensorMode,
     as_if_not_traced,
     current_tracer,
+    failures_not_logged,
     fakes_of,
     is_tracing,
     lstm_states_fixed,
@@ -105,3 +107,23 @@ def test_states_of_an_lstm_have_the_dims_of_real_ones() -> None:
     y, (h, c) = lstm(x)
     assert shapes == [(y.shape, h.shape, c.shape)]
     assert len(wrapped) == torch.__version__.startswith("2.11.")
+
+
+def test_failures_on_fakes_are_raised_and_not_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch logs them with a traceback."""
+    logged: list[str] = []
+    handler = logging.Handler()
+    monkeypatch.setattr(handler, "emit", lambda record: logged.append(record.getMessage()))
+    monkeypatch.setattr(logging.getLogger("torch._subclasses.fake_tensor"), "handlers", [handler])
+
+    def fails() -> None:
+        with TracedTensorMode() as mode:
+            x = mode.from_tensor(torch.ones(2, 3))
+            with pytest.raises(RuntimeError, match="square"):
+                torch.linalg.solve(x, x)
+
+    with failures_not_logged():
+        fails()
+    assert logged == []
+    fails()
+    assert "failed while attempting to run meta" in logged[0]

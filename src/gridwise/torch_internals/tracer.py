@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
 import torch.fx
 from torch import Tensor
 from torch._decomp import decompositions
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch._subclasses.fake_tensor import FakeTensor as TracedTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as TracedTensorMode
@@ -49,6 +52,29 @@ def as_if_not_traced() -> AbstractContextManager[object]:
     if hasattr(tracing, "_is_fx_tracing_context"):
         return tracing._is_fx_tracing_context(False)
     return patch.object(tracing, "_is_fx_tracing_flag", False)
+
+
+class _Quiet(logging.Filter, threading.local):
+    """Holds back, in one thread, what torch logs of an operator that fails on fakes: its traceback, of many lines."""
+
+    depth = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not self.depth
+
+
+_quiet = _Quiet()
+logging.getLogger(fake_tensor.__name__).addFilter(_quiet)
+
+
+@contextmanager
+def failures_not_logged() -> Iterator[None]:
+    """In the body, a failure of an operator on fakes is only raised."""
+    _quiet.depth += 1
+    try:
+        yield
+    finally:
+        _quiet.depth -= 1
 
 
 def lstm_states_fixed(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> AbstractContextManager[object]:

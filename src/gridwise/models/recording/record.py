@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -11,10 +12,11 @@ import xxhash
 from torch import Tensor
 
 from ...errors import PartitionError, UnsupportedError, describe
+from ...log import is_debugging
 from ...torch_internals.modules import forward_pre_hooks
 from ...torch_internals.operators import OpOverload, schema_of
 from ...torch_internals.switches import set_grad_enabled
-from ...torch_internals.tracer import NEEDS_NUMBERS
+from ...torch_internals.tracer import NEEDS_NUMBERS, failures_not_logged
 from .containers import ADDRESS, Tree, described, flatten, unflatten
 from .contents import refilled
 from .interception import Calls, intercepting
@@ -91,7 +93,8 @@ class _Attempt:
 
     def run(self) -> tuple[Recording, list[tuple[dict[str, Any], Change]]]:
         """The recording, and the attributes of modules that it would change, each with the dict that holds it."""
-        with without_collection(), undisturbed():
+        quiet = nullcontext() if is_debugging() else failures_not_logged()
+        with without_collection(), undisturbed(), quiet:
             return self._record()
 
     def _record(self) -> tuple[Recording, list[tuple[dict[str, Any], Change]]]:

@@ -12,7 +12,8 @@ import zarr
 from slicing import numbers, part_of, partition, raised, random_grid
 
 import gridwise
-from gridwise.data import BlockDataset
+from gridwise.data import BlockDataset, BlockLoader
+from gridwise.grid import Layout
 from gridwise.testing import workers
 
 
@@ -67,6 +68,23 @@ def test_pairs_have_a_partition_each():
     assert torch.equal(mine, part_of(torch.from_numpy(x)[samples].double(), P_x, halo))
     assert torch.equal(target, part_of(torch.from_numpy(y)[samples], P_y))
     assert torch.equal(whole, torch.from_numpy(y)[samples])
+
+
+@workers(1, 4)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool])
+def test_beyond_the_edges_of_an_image_are_zeros_if_asked_for(dtype):
+    """As a block of the image with zeros around it."""
+    whole, world = (torch.from_numpy(numbers(3, 2, 5, 7)) + 1).to(dtype), gridwise.world()
+    P, halo = partition(1, 1, *((2, 2) if world.size == 4 else (1, 1))), [(0, 0), (0, 0), (1, 2), (3, 0)]
+    dataset = BlockDataset(whole, P, halo, edges="zeros")
+    around = torch.nn.functional.pad(whole, (3, 0, 1, 2))
+    box = Layout.balanced(P.grid, whole.shape).block(world.rank)
+    rows, columns = slice(box.start[2], box.stop[2] + 3), slice(box.start[3], box.stop[3] + 3)
+    assert torch.equal(dataset.read([2, 0]), around[[2, 0], :, rows, columns])
+    assert torch.equal(dataset[1], around[1, :, rows, columns])
+    with BlockLoader(dataset, 2) as loader:
+        assert torch.equal(next(iter(loader)), around[:2, :, rows, columns])
+    assert "`edges`" in raised(BlockDataset, whole, P, halo, edges="mirror")
 
 
 @workers(3)

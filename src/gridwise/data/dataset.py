@@ -15,15 +15,17 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..errors import DataError, PartitionError
-from ..grid import Box, Layout, union_of, whole_numbers
+from ..grid import Box, Layout, Shape, union_of, whole_numbers
 from ..partition import CartesianPartition, Partition, zero_volume_tensor
 from .agreement import together
 from .reader import Field, ReadRequest, SampleReader
 from .samples import as_samples
 from .transforms import PlaceTransform, ValueTransform
 
+EDGES = ("clip", "zeros")
 Halo = tuple[tuple[int, int], ...]
 Rows = int | Sequence[int | Sequence[int]]
 """Rows of a halo: one number for all dims from the third on, or for each dim a number or a pair (before, after)."""
@@ -43,7 +45,9 @@ class BlockDataset:
     P_x : where a batch ``(batch, *dims of a sample)`` lies; a tuple for a tuple of arrays. On a partition without a
         grid, every worker has all of it
     halo : how many more rows to read around the block: a number, for all dims from the third on, or a pair (before,
-        after) for each dim of the batch. Cut off at the edges of the sample. A tuple for a tuple of arrays
+        after) for each dim of the batch. A tuple for a tuple of arrays
+    edges : what a halo is beyond the edges of the sample: "clip", nothing, so that blocks there are smaller; or "zeros",
+        after all transforms. A tuple for a tuple of arrays
     sample_dim : the dim of an array along which the samples lie
     add_channel : whether samples get a first dim of one row, for images without channels
     dtype : of the batches; None for that of the array
@@ -68,6 +72,7 @@ class BlockDataset:
         P_x: Partition | Sequence[Partition],
         halo: Rows | tuple[Rows | None, ...] | None = None,
         *,
+        edges: str | Sequence[str] = "clip",
         sample_dim: int | Sequence[int] = 0,
         add_channel: bool | Sequence[bool] = False,
         dtype: torch.dtype | Sequence[torch.dtype | None] | None = None,
@@ -86,6 +91,9 @@ class BlockDataset:
         halos, dims = self._each("halo", halo, len(given)), self._each("sample_dim", sample_dim, len(given))
         channels, dtypes = self._each("add_channel", add_channel, len(given)), self._each("dtype", dtype, len(given))
         self.halos = [_halo(wish, P) for wish, P in zip(halos, self.partitions, strict=True)]
+        self.edges: list[str] = self._each("edges", edges, len(given))
+        if not set(self.edges) <= set(EDGES):
+            raise PartitionError(f"BlockDataset: `edges` (={edges!r}) must be one of {', '.join(map(repr, EDGES))}.")
         listed = list(transforms)
 
         def opened() -> SampleReader:
@@ -110,8 +118,8 @@ class BlockDataset:
             raise IndexError(f"there are {len(self)} samples, and no sample {sample}.")
         boxes = [self._box(number, 1, uncut=True) for number in range(len(self.shapes))]
         request = ReadRequest((sample % len(self),), tuple(boxes), 0, 0)
-        pairs = zip(self.reader.read(request), self.partitions, strict=True)
-        return self._returned([block[0] if P.active else zero_volume_tensor(None, block.dtype) for block, P in pairs])
+        blocks = zip(self._padded(self.reader.read(request), 1, uncut=True), self.partitions, strict=True)
+        return self._returned([block[0] if P.active else zero_volume_tensor(None, block.dtype) for block, P in blocks])
 
     def read(self, samples: Iterable[int], epoch: int = 0, seed: int = 0) -> Any:
         """This worker's part of a batch of these samples: a tensor, or a tuple of them.
@@ -140,7 +148,7 @@ class BlockDataset:
         return self._returned(
             [
                 block if P.active else zero_volume_tensor(count, block.dtype)
-                for block, P in zip(blocks, self.partitions, strict=True)
+                for block, P in zip(self._padded(blocks, count), self.partitions, strict=True)
             ]
         )
 
@@ -148,6 +156,25 @@ class BlockDataset:
         """Zeros in place of a batch that could not be read."""
         kinds = [field.dtype for field in self.reader.fields]
         return [torch.zeros(box.shape, dtype=kind) for box, kind in zip(request.boxes, kinds, strict=True)]
+
+    def _padded(self, blocks: Sequence[Tensor], count: int, uncut: bool = False) -> list[Tensor]:
+        """The blocks with their halos beyond the edges of the sample, where these are asked for."""
+        return [
+            block if edge == "clip" else pad(block, self._beyond(number, count, uncut))
+            for number, (block, edge) in enumerate(zip(blocks, self.edges, strict=True))
+        ]
+
+    def _beyond(self, number: int, count: int, uncut: bool) -> list[int]:
+        """The rows of a halo that lie beyond the edges, as torch's `pad` takes them: those of the last dim first."""
+        P, shape = self.partitions[number], (count, *self.shapes[number])
+        if not P.active or not isinstance(P, CartesianPartition):
+            return [0, 0]
+        box = self._own(P, shape, count, uncut)
+        sides = (
+            (max(0, before - a), max(0, b + after - n)) if b > a else (0, 0)
+            for a, b, (before, after), n in zip(box.start, box.stop, self.halos[number], shape, strict=True)
+        )
+        return [rows for side in reversed(list(sides)) for rows in side]
 
     def _returned(self, blocks: list[Tensor]) -> Any:
         return tuple(blocks) if self.is_tuple else blocks[0]
@@ -159,10 +186,12 @@ class BlockDataset:
             return Box.of_shape((0,) * len(shape))
         if not isinstance(P, CartesianPartition):
             return Box.of_shape(shape)
+        return self._own(P, shape, count, uncut).grown(self.halos[number], shape)
+
+    def _own(self, P: CartesianPartition, shape: Shape, count: int, uncut: bool) -> Box:
+        """This worker's box without its halo."""
         box = Layout.balanced(P.grid, shape).block(P.transport.rank)
-        if uncut:
-            box = Box((0, *box.start[1:]), (count, *box.stop[1:]))
-        return box.grown(self.halos[number], shape)
+        return Box((0, *box.start[1:]), (count, *box.stop[1:])) if uncut else box
 
     # Arguments
 
@@ -201,7 +230,8 @@ class BlockDataset:
         fields = [
             f"{len(f.samples)} samples of {s} {f.dtype}" for f, s in zip(reader.fields, reader.shapes(), strict=True)
         ]
-        grids = [f"{P.shape} with halo {halo}" for P, halo in zip(self.partitions, self.halos, strict=True)]
+        halos = [f"halo {halo}, edges {edge!r}" for halo, edge in zip(self.halos, self.edges, strict=True)]
+        grids = [f"{P.shape} with {halo}" for P, halo in zip(self.partitions, halos, strict=True)]
         kinds = [t if isinstance(t, PlaceTransform) else "a function" for t in reader.transforms]
         return f"{'; '.join(fields)}; on {'; '.join(grids)}; {kinds}"
 

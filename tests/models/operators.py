@@ -11,6 +11,7 @@ import torch.nn.functional as F
 import gridwise
 from gridwise.models.rules import pointwise, rule_for
 from gridwise.models.rules.pointwise import is_pointwise
+from gridwise.operators.table import maker_for
 
 Function = Callable[[Any, Any], Any]
 
@@ -173,7 +174,7 @@ def has_rule(name: str) -> bool:
     op = getattr(getattr(torch.ops.aten, packet), overload)
     plain = getattr(torch.ops.aten, packet.removesuffix("_"), None) if packet.endswith("_") else None
     overloads = [op, *([getattr(plain, each) for each in plain.overloads()] if plain else [])]
-    return any(rule_for(each) or is_pointwise(each) for each in overloads)
+    return any(rule_for(each) or is_pointwise(each) or maker_for(each) for each in overloads)
 
 
 LISTED = [

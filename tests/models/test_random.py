@@ -14,6 +14,9 @@ import gridwise
 from gridwise.errors import UnsupportedError
 from gridwise.testing import workers
 
+from .equality import compare_on_threads
+from .of_functions import Of
+
 
 def test_small_probabilities_are_not_rounded() -> None:
     P = gridwise.world().create_cartesian_topology_partition([1])
@@ -30,11 +33,27 @@ def test_dropout_without_a_mode_is_on() -> None:
         assert 0 < mask.sum() < mask.numel()
 
 
-def test_normal_numbers_around_tensors_are_refused() -> None:
-    P, x = gridwise.world().create_cartesian_topology_partition([1, 1]), torch.ones(4, 3)
-    for function in (lambda x: torch.normal(0.0, x), lambda x: torch.normal(x, 1.0), lambda x: torch.normal(x, x)):
-        with pytest.raises(UnsupportedError, match=r"normal.*distribution is given by a tensor"):
-            gridwise.distribute(function, P)(x)
+DISTRIBUTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "around a mean": lambda x: torch.normal(x, 1.0),
+    "around means": lambda x: torch.normal(x, x.abs()) + torch.normal(0.0, x.abs()),
+    "exponential": lambda x: x * torch.empty_like(x).exponential_(2.0) + F.gumbel_softmax(x, dim=0),
+    "others": lambda x: (
+        x.new_empty(x.shape).cauchy_() + torch.empty_like(x).log_normal_().log() + x.detach().geometric_(0.4)
+    ),
+    "integers": lambda x: x * torch.empty_like(x).random_(9),
+    "alpha dropout": lambda x: F.alpha_dropout(x, 0.3, True) + F.feature_alpha_dropout(x, 0.3, True),
+    "categories": lambda x: x.abs().multinomial(3) + x.abs().multinomial(5, True).sum(1, keepdim=True),
+}
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_any_distribution_is_drawn(name: str) -> None:
+    """Torch's own numbers for comparisons, and else the same numbers on all grids."""
+    x = torch.randn(5, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).requires_grad_()
+    model = Of(lambda m, x: DISTRIBUTIONS[name](x))
+    for grid in ((2, 1), (1, 3)):
+        errors, _ = compare_on_threads(model, [x], grid, gather="refuse")
+        assert max(errors.values()) < 1e-12, errors
 
 
 def test_complex_numbers_are_refused() -> None:

@@ -35,6 +35,12 @@ CASES: list[Case] = [
     ("normal", lambda x: torch.normal(x), (X,)),
     ("normal", lambda x: torch.normal(1.0, x.abs()), (X,)),
     ("exponential", lambda x: aten.exponential(x, 2.0), (X,)),
+    ("cauchy", lambda x: aten.cauchy(x, 1.0, 2.0), (X,)),
+    ("geometric", lambda x: aten.geometric(x, 0.3), (X,)),
+    ("log_normal", lambda x: aten.log_normal(x, 1.0, 0.5), (X,)),
+    ("random", lambda x: aten.random(x, 9), (X,)),
+    ("multinomial", lambda x: x.abs().multinomial(4), ((5, 7),)),
+    ("multinomial", lambda x: x.abs().multinomial(9, True), ((5, 7),)),
     ("rrelu", lambda x: F.rrelu(x, 0.1, 0.4, True), (X,)),
     ("rrelu", lambda x: F.rrelu(x, 0.1, 0.4), (X,)),
 ]

@@ -346,10 +346,11 @@ class Placing:
         for value, want in zip(call.tensors, wants, strict=True):
             whole = isinstance(want, Replicated) and value.layout is not None
             if whole and (placed.gathers is not None or value.volume > SMALL):
-                reason = placed.gathers or f"it needs all of a tensor of shape {value.shape}"
+                what = "combines" if placed.combines else "needs"
+                reason = placed.gathers or f"it {what} all of a tensor of shape {value.shape}"
                 module, line = node.meta.get("module") or "", node.meta.get("line") or ""
                 name = str(call.op).removeprefix("aten.").removesuffix(".default")
-                gather = Gather(name, module, line, reason, value.nbytes, placed.gathers is None)
+                gather = Gather(name, module, line, reason, value.nbytes, placed.gathers is None, placed.combines)
                 self.tape.report.gathers.append(gather)
 
 

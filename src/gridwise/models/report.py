@@ -20,6 +20,8 @@ class Gather:
     bytes: int
     """Bytes that each worker receives in a forward pass; backward sends as many."""
     has_rule: bool
+    combines: bool = False
+    """Whether the operator combines the elements along every dim that could be cut."""
 
     def __str__(self) -> str:
         where = f" in {self.module}" if self.module else ""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..grid import Box
 from ..torch_internals.operators import overload_of
-from .call import OperatorCall
+from .call import OperatorCall, TensorSpec
 from .labels import Labels, by_labels, kept, numbered
 from .on_boxes import Builder, Composed, Local
 from .pointwise import aligned
@@ -49,20 +49,29 @@ def index(call: OperatorCall) -> Local:
 
 @operator("index_put", "_unsafe_index_put")
 def index_put(call: OperatorCall) -> Local:
-    """A tensor in which indexed elements are replaced; by one number where a mask is true."""
-    x, indices = call.tensors[0], call["indices"]
-    given = [(d, each) for d, each in enumerate(indices) if each is not None]
-    if len(given) == 1 and _is_mask(given[0][1]) and call["values"].volume == 1 and not call["accumulate"]:
-        (at, mask), labels = given[0], numbered("d", x.dim)
-        rest = (1,) * (x.dim - at - mask.dim)
-
-        def replaced(x: Tensor, mask: Tensor, value: Tensor) -> Tensor:
-            return torch.where(mask.bool().reshape(*mask.shape, *rest), value.reshape(()).to(x.dtype), x)
-
-        return by_labels(call, [labels, labels[at : at + mask.dim]], labels, replaced)
+    """A tensor in which indexed elements are replaced, or added to."""
+    given = [(d, each) for d, each in enumerate(call["indices"]) if each is not None]
+    if len(given) == 1 and _is_mask(given[0][1]):
+        return _masked(call, *given[0])
     labels, of_indices, selected, dims = labels_of_indexed(call)
     of_values = aligned(selected, call["values"].dim)
     return by_labels(call, [labels, *of_indices, of_values], labels, None, [labels[d] for d in dims])
+
+
+def _masked(call: OperatorCall, at: int, mask: TensorSpec) -> Local:
+    """Elements replaced where a mask of the dims from `at` on is true: by the same everywhere, or by one row after another."""
+    x, values, adds = call.tensors[0], call["values"], call["accumulate"]
+    labels, stop = numbered("d", x.dim), at + mask.dim
+    own, rest = labels[at:stop], labels[stop:]
+    if values.volume != 1 and values.dim > len(rest):
+        return by_labels(call, [labels, own, aligned([*labels[:at], "n", *rest], values.dim)], labels, None, own)
+
+    def replaced(x: Tensor, mask: Tensor, values: Tensor) -> Tensor:
+        mask = mask.bool().reshape(*mask.shape, *(1,) * len(rest))
+        values = values.reshape(()) if values.numel() == 1 else values
+        return torch.where(mask, x + values if adds else values.to(x.dtype), x)
+
+    return by_labels(call, [labels, own, aligned(labels, values.dim) if values.volume != 1 else []], labels, replaced)
 
 
 @operator("index_select")

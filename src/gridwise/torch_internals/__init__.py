@@ -8,6 +8,7 @@ checkpoints    calls of `torch.utils.checkpoint`
 operators      operators of the dispatcher: classes, names, schemas and kernels
 modes          what acts on all operators called in a body: modes, hooks of saved tensors, transforms
 switches       switches of autograd and autocast, as nodes of a graph
+decompositions  operators that torch can write as others
 tracer         torch's tracer, and the fake tensors that it runs on
 tensors        what tensors, storages and generators do not tell or do in public
 meta_kernels   on which device kernels for meta tensors take them to be

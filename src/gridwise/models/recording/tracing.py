@@ -30,6 +30,7 @@ from ...torch_internals.tracer import (
     lstm_states_fixed,
     make_fx,
 )
+from ..rules.composed import compositions
 from ..rules.pointwise import is_pointwise
 from ..rules.table import rule_for
 from .containers import flatten
@@ -98,7 +99,10 @@ def trace(
         finally:
             del tracer.create_node
 
-    apart = {op: partial(_apart, op) for op in _composites() if rule_for(op) is None and not is_pointwise(op)}
+    apart: dict[OpOverload, Callable[..., Any]] = {
+        op: partial(_apart, op) for op in _composites() if rule_for(op) is None and not is_pointwise(op)
+    }
+    apart |= {op: function for op, function in compositions().items() if rule_for(op) is None}
     with fakes.mode, lstm_states_fixed(calls_model):
         return make_fx(annotated, apart, pre_dispatch=True, tracing_mode="real")(*inputs)
 

@@ -10,6 +10,7 @@ from ...operators.functions import short_name
 from ...operators.table import NotOnBoxes
 from ...torch_internals.operators import OpOverload, overload_of, schema_of
 from ..movement import is_there
+from .by_needs import by_needs
 from .call import Call, NoRule, NothingCut, Placed
 from .pointwise import is_pointwise, pointwise
 from .table import rule_for
@@ -24,20 +25,34 @@ def answer(call: Call) -> Placed:
 
 
 def _answer(call: Call) -> Placed:
+    call = _of_view(call)
     rule = rule_for(call.op) or (pointwise if is_elementwise(call.op) else None)
-    reason = "there is no rule for it"
-    if rule is not None:
+    reason = ""
+    for each in (rule, by_needs):
         try:
-            return rule(call)
+            if each is not None:
+                return each(call)
         except NothingCut:
-            return call.everywhere()
+            return replace(call.everywhere(), combines=True)
         except (NoRule, NotOnBoxes) as error:
-            reason = str(error)
+            reason = reason or str(error)
     if call.cut and call.keeps_alias:
         raise NoRule(f"{reason}; its tensors would be gathered, but its result is a view that is written to")
     if torch.Tag.nondeterministic_seeded in call.op.tags:
         raise NoRule(f"{reason}, and it draws random numbers")
+    if not call.tensors or not call.tensors[0].dim:  # an operator on a number
+        return replace(call.everywhere(), combines=True)
     return replace(call.everywhere(), gathers=reason if call.cut else None)
+
+
+def _of_view(call: Call) -> Call:
+    """The call of the operator that makes a view, for one that makes the same tensor with its own memory."""
+    name = short_name(call.op)
+    packet = getattr(torch.ops.aten, name.removesuffix("_copy"), None)
+    if not name.endswith("_copy") or rule_for(call.op) is not None or packet is None:
+        return call
+    overload = overload_of(call.op)
+    return replace(call, op=getattr(packet, overload)) if overload in packet.overloads() else call
 
 
 def is_elementwise(op: OpOverload) -> bool:
@@ -47,11 +62,12 @@ def is_elementwise(op: OpOverload) -> bool:
 def functional(op: OpOverload) -> OpOverload | None:
     """The out-of-place form of an operator that changes its first argument; None if there is none."""
     name = short_name(op)
-    packet = getattr(torch.ops.aten, name.removesuffix("_"), None)
-    if packet is None or not name.endswith("_"):
+    if not name.endswith("_"):
         return None
-    for overload in (overload_of(op), "default", "p"):
-        found = getattr(packet, overload, None) if overload in packet.overloads() else None
-        if found is not None and len(schema_of(found).arguments) == len(schema_of(op).arguments):
-            return found
+    for kind in (name.removesuffix("_"), f"{name}functional"):
+        packet = getattr(torch.ops.aten, kind, None)
+        for overload in (overload_of(op), "default", "p"):
+            found = getattr(packet, overload, None) if packet and overload in packet.overloads() else None
+            if found is not None and len(schema_of(found).arguments) == len(schema_of(op).arguments):
+                return found
     return None

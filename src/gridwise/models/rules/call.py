@@ -45,6 +45,8 @@ class Placed:
     """Whether `run` draws random numbers; its first argument is then a `random.RandomStream`."""
     gathers: str | None = None
     """Why a tensor is gathered that should have stayed in blocks; for the report."""
+    combines: bool = False
+    """Whether tensors are whole because the operator combines the elements along every dim that could be cut."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Call(OperatorCall):
 
     def unless_empty(self, run: LocalFunction, *layouts: Layout) -> LocalFunction:
         """`run` of an operator that refuses empty blocks; these are made without it. One layout per output."""
-        if self.block(layouts[0]).volume:
+        if any(self.block(layout).volume for layout in layouts):
             return run
         made = [(self.block(layout).shape, value.dtype) for layout, value in zip(layouts, self.results, strict=True)]
         if len(made) == 1:
@@ -76,11 +78,14 @@ class Call(OperatorCall):
         return lambda *tensors: tuple(of_nothing(tensors, *each) for each in made)
 
     def first_cut(self) -> tuple[GlobalTensor, Layout]:
-        """The first tensor and its layout; if it is not cut, every worker computes the whole call."""
+        """The first tensor and its layout; if nothing is cut, every worker computes the whole call."""
         x = self.tensors[0]
+        return x, self._layout(x)
+
+    def _layout(self, x: GlobalTensor) -> Layout:
         if x.layout is None:
-            raise NothingCut
-        return x, x.layout
+            raise NoRule("blocks of other tensors than its first") if self.cut else NothingCut
+        return x.layout
 
     def largest_cut(self) -> tuple[GlobalTensor, Layout]:
         """The largest tensor that is cut, and its layout; if there is none, every worker computes the whole call."""
@@ -91,7 +96,7 @@ class Call(OperatorCall):
 
     def whole(self, x: GlobalTensor, dims: Sequence[int]) -> Layout:
         """The layout of a tensor with these dims whole, others cut; if none, every worker computes the whole call."""
-        placed = None if x.layout is None else self.workers.spread(x.shape, dims, like=x.layout)
+        placed = self.workers.spread(x.shape, dims, like=self._layout(x))
         if not isinstance(placed, Cut):
             raise NothingCut
         return placed.layout

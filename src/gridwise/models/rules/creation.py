@@ -8,7 +8,7 @@ from .table import rule
 
 
 @rule(
-    "arange", "linspace", "logspace", "eye", "tril_indices", "triu_indices", "scalar_tensor", "tensor", "meshgrid",
+    "arange", "linspace", "logspace", "eye", "tril_indices", "triu_indices", "scalar_tensor", "tensor",
     "hann_window", "hamming_window", "lift_fresh_copy", "lift_fresh",
 )  # fmt: skip
 def everywhere(call: Call) -> Placed:

@@ -15,7 +15,19 @@ import torch
 from ...grid import Grid, Layout, Needs, balanced_cuts, sliced_need
 from ...grid.cuts import scaled
 from ...operators.slicing import rows_of
-from ..placement import SMALL, Cut, Replicated, Want, everything, recut, resized, with_dim, with_dims, without_dims
+from ..placement import (
+    SMALL,
+    Cut,
+    Replicated,
+    Want,
+    everything,
+    permuted,
+    recut,
+    resized,
+    with_dim,
+    with_dims,
+    without_dims,
+)
 from .call import Call, NoRule, Placed
 from .table import rule
 
@@ -70,7 +82,7 @@ def stack(call: Call) -> Placed:
     return Placed(Cut(target), call.locally(), [layout] * len(call.tensors))
 
 
-@rule("slice", "narrow", "slice_copy", "narrow_copy")
+@rule("slice", "narrow")
 def sliced(call: Call) -> Placed:
     x, layout = call.first_cut()
     dim = call["dim"] % x.dim
@@ -107,7 +119,7 @@ def _fetched(layout: Layout, dim: int, rows: range) -> Placed:
     return Placed(Cut(target), lambda x: op(x, dim, 0, None, step) if step > 1 else x, [needs])
 
 
-@rule("select", "select_copy")
+@rule("select")
 def select(call: Call) -> Placed:
     x, layout = call.first_cut()
     dim = call["dim"] % x.dim
@@ -124,8 +136,8 @@ def select(call: Call) -> Placed:
 
 
 @rule(
-    "split", "split_with_sizes", "chunk", "tensor_split", "unbind", "unsafe_split", "unsafe_chunk", "split_with_sizes_copy",
-    "unbind_copy",
+    "split", "split_with_sizes", "chunk", "tensor_split", "unbind", "unsafe_split", "unsafe_chunk",
+
 )  # fmt: skip
 def split(call: Call) -> Placed:
     """Parts along a dim, which is made whole first."""
@@ -185,16 +197,33 @@ def roll(call: Call) -> Placed:
     return Placed(Cut(layout), lambda x: torch.roll(x, amounts, rest) if rest else x, [needs if any(wraps) else None])
 
 
-@rule("flip")
-def flip(call: Call) -> Placed:
-    """Rows in reverse order: each worker reverses its own, and the grid of the result is reversed too."""
+def flipped(layout: Layout, dims: tuple[int, ...]) -> Layout:
+    """The layout of the tensor with its rows in reverse order: every block stays on its worker, the grid is reversed."""
     import numpy as np
 
-    x, layout = call.first_cut()
-    dims = tuple(d % x.dim for d in call["dims"])
     ranks = np.flip(np.array(layout.grid.ranks).reshape(layout.grid.shape), dims)
     cuts = [
         tuple(each[-1] - cut for cut in reversed(each)) if d in dims else each for d, each in enumerate(layout.cuts)
     ]
     grid = Grid(tuple(int(rank) for rank in ranks.ravel()), layout.grid.shape)
-    return Placed(Cut(Layout(grid, tuple(cuts))), lambda x: x.flip(dims))
+    return Layout(grid, tuple(cuts))
+
+
+@rule("flip")
+def flip(call: Call) -> Placed:
+    """Rows in reverse order: each worker reverses its own."""
+    x, layout = call.first_cut()
+    dims = tuple(d % x.dim for d in call["dims"])
+    return Placed(Cut(flipped(layout, dims)), lambda x: x.flip(dims))
+
+
+@rule("rot90")
+def rot90(call: Call) -> Placed:
+    """Turned by quarters: each worker turns its block."""
+    x, layout = call.first_cut()
+    a, b = call.dims("dims", x.dim)
+    quarters, order = call["k"] % 4, list(range(x.dim))
+    layout = flipped(layout, ((), (b,), (a, b), (a,))[quarters])
+    if quarters % 2:
+        order[a], order[b] = b, a
+    return Placed(Cut(permuted(layout, order)), call.locally())

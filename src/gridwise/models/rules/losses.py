@@ -10,7 +10,8 @@ from torch import Tensor
 from ...nn.engine.copy_and_sum import AllSum
 from ...operators.formats import HALVES
 from ..placement import Cut, Partial, Replicated, Want, with_dim, without_dims
-from .call import Call, NoRule, NothingCut, Placed
+from .by_needs import by_needs
+from .call import Call, NothingCut, Placed
 from .pointwise import common_layout, needed_by
 from .table import rule
 
@@ -38,8 +39,8 @@ def elementwise(call: Call) -> Placed:
 def cross_entropy(call: Call) -> Placed:
     """The dim of classes is whole; samples and space may be cut. The mean is over all terms that are not ignored."""
     x, target = call.tensors[:2]
-    if x.dim < 2:
-        raise NoRule("the loss of one sample")
+    if x.dim < 2:  # one sample
+        raise NothingCut
     by_probability = target.shape == x.shape
     if x.layout is not None or by_probability:
         of_x = call.whole(x if x.layout is not None else target, [1])
@@ -56,8 +57,6 @@ def cross_entropy(call: Call) -> Placed:
         return Placed(Cut(of_terms), run, wants)
     if reduction != MEAN:
         return Placed(Partial(), lambda *tensors: run(*tensors).sum(), wants)
-    if weighted and call.given.get("label_smoothing"):
-        raise NoRule("a mean of smoothed and weighted losses")
     if by_probability:
         samples = math.prod(n for d, n in enumerate(x.shape) if d != 1)
         return Placed(Partial(), lambda *tensors: quotient(run(*tensors), samples), wants)
@@ -70,6 +69,13 @@ def cross_entropy(call: Call) -> Placed:
         return quotient(run(x, target, *weight), total(terms.sum(dtype=dtype_of_sums(x)).detach()))
 
     return Placed(Partial(), mean, wants)
+
+
+@rule("multi_margin_loss")
+def multi_margin(call: Call) -> Placed:
+    if call.tensors[0].dim < 2:
+        raise NothingCut
+    return by_needs(call)
 
 
 def quotient(terms: Tensor, divisor: Tensor | int) -> Tensor:

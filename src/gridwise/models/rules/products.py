@@ -22,7 +22,7 @@ from ...grid import Box, Grid, Interval, Layout, Needs
 from ...operators.random.random_stream import Elements, RandomStream
 from ...torch_internals.operators import is_flash_attention, safe_softmax
 from ..placement import Cut, GlobalTensor, Partial, Replicated, Want, grid_along
-from .call import Call, LocalFunction, NoRule, Placed
+from .call import Call, LocalFunction, NoRule, NothingCut, Placed
 from .pointwise import common_layout, needed_by
 from .table import rule
 
@@ -91,12 +91,14 @@ def product(
     tensors, run = call.tensors, run or call.locally()
     target = labelled(call, operands, result, whole) if call.cut else None
     target = target or _worth_cutting(call, operands)
+    if target is None and call.cut:
+        raise NothingCut
     if target is None:
         return Placed(Replicated(), run, [Replicated()] * len(tensors))
     pairs = zip(tensors, operands, strict=False)
     wants: list[Want] = [needed_of(target, value, labels, result) for value, labels in pairs]
     wants += [Replicated()] * (len(tensors) - len(operands))
-    return Placed(Cut(target), _plain(run, tensors, wants), wants)
+    return Placed(Cut(target), plain(run, tensors, wants), wants)
 
 
 def _worth_cutting(call: Call, operands: Sequence[Labels]) -> Layout | None:
@@ -107,7 +109,7 @@ def _worth_cutting(call: Call, operands: Sequence[Labels]) -> Layout | None:
     return placed.layout if isinstance(placed, Cut) else None
 
 
-def _plain(run: LocalFunction, tensors: Sequence[GlobalTensor], wants: Sequence[Want]) -> LocalFunction:
+def plain(run: LocalFunction, tensors: Sequence[GlobalTensor], wants: Sequence[Want]) -> LocalFunction:
     """`run` on tensors without the additional leading dims that `Needs` on a larger grid give them."""
     dims = [value.dim for value in tensors]
     if all(not isinstance(want, Needs) or want.grid.dim <= n for want, n in zip(wants, dims, strict=True)):
@@ -155,12 +157,17 @@ def linear(call: Call) -> Placed:
     return product(call, operands, result)
 
 
-@rule("addmm", "baddbmm")
+ADDED = {
+    "addmm": ("nk", "km", "nm"), "baddbmm": ("bnk", "bkm", "bnm"), "addbmm": ("bnk", "bkm", "nm"), "addmv": ("nk", "k", "n"),
+    "addr": ("n", "m", "nm"),
+}  # fmt: skip
+
+
+@rule(*ADDED)
 def add_product(call: Call) -> Placed:
-    added, a = call.tensors[:2]
-    lead = _names("b", a.dim - 2)
-    result = [*lead, "n", "m"]
-    return product(call, [result[len(result) - added.dim :], [*lead, "n", "k"], [*lead, "k", "m"]], result)
+    """A tensor and a product."""
+    first, second, result = ADDED[call.kind]
+    return product(call, [result[len(result) - call.tensors[0].dim :], first, second], result)
 
 
 @rule("einsum")
@@ -198,6 +205,36 @@ def outer(call: Call) -> Placed:
     return product(call, [["n"], ["m"]], ["n", "m"])
 
 
+@rule("meshgrid")
+def meshgrid(call: Call) -> Placed:
+    """Each vector repeated along the dims of the others: a worker needs the part of it that its block shows."""
+    labels = _names("x", len(call.results[0].shape))
+    if call.given.get("indexing") == "xy":
+        labels[:2] = reversed(labels[:2])
+    call.largest_cut()
+    own = [
+        [label] if value.dim else [] for label, value in zip(_names("x", len(call.tensors)), call.tensors, strict=True)
+    ]
+    target = labelled(call, own, labels, ())
+    if target is None:
+        raise NothingCut
+    wants: list[Want] = [
+        needed_of(target, value, label, labels) for value, label in zip(call.tensors, own, strict=True)
+    ]
+    return Placed(Cut(target), plain(call.locally(), call.tensors, wants), wants)
+
+
+@rule("cross", "linalg_cross", "_softmax_backward_data", "_log_softmax_backward_data")
+def along_one(call: Call) -> Placed:
+    """Operators on several tensors alike, along a dim that is whole."""
+    labels = _names("x", call.result.dim)
+    operands = [labels[len(labels) - value.dim :] for value in call.tensors]
+    dim = call.given.get("dim")
+    if dim is None:  # the first with three elements
+        dim = call.result.shape.index(3)
+    return product(call, operands, labels, call.locally(dim=dim), whole=[labels[dim]])
+
+
 @rule("scaled_dot_product_attention", "_scaled_dot_product_attention_math")
 def attention(call: Call) -> Placed:
     """Attention: batch, heads and queries may be cut; each worker gets all keys and values of its batch and heads."""
@@ -231,7 +268,7 @@ def attention(call: Call) -> Placed:
             return scores.masked_fill(~sees, -math.inf).softmax(-1) @ v
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, sees, scale=scale)
 
-    return replace(placed, run=_plain(causal, call.tensors, placed.inputs))
+    return replace(placed, run=plain(causal, call.tensors, placed.inputs))
 
 
 def _leaves_out_later_keys(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -269,4 +306,4 @@ def _with_dropout(call: Call, operands: Sequence[Labels], result: Labels) -> Pla
         shares = scores.softmax(-1) if mask is None else safe_softmax(scores, -1)  # zeros where all is hidden
         return stream.scaled(shares, stream.kept(shares, p, Elements(shape, block)), p) @ v
 
-    return replace(placed, run=_plain(attended, call.tensors, placed.inputs), draws=True)
+    return replace(placed, run=plain(attended, call.tensors, placed.inputs), draws=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +14,8 @@ from ...errors import UnsupportedError
 from ...grid import Box
 from ...operators.random.random_stream import Elements, RandomStream
 from ..placement import Cut, GlobalTensor, Placement, Replicated, Want
-from .call import Call, NoRule, Placed
+from .by_needs import by_needs
+from .call import Call, Placed
 from .table import rule
 
 
@@ -32,8 +35,6 @@ def dropout(call: Call) -> Placed:
     if call["train"] is False or p == 0 or not x.volume:
         off = (lambda x: (x, torch.ones_like(x, dtype=torch.bool))) if with_mask else (lambda x: x)
         return Placed(placement, off, wants)
-    if "alpha" in call.kind:
-        raise NoRule("alpha dropout draws in an order of its own")
     inplace, dims = call.kind.endswith("_"), 2 if "feature" in call.kind else x.dim
     shape = x.shape[:dims]
     own = None if block is None else Box(block.start[:dims], block.stop[:dims])
@@ -42,26 +43,37 @@ def dropout(call: Call) -> Placed:
 
     def run(stream: RandomStream, x: Tensor) -> Any:
         kept = stream.kept(x, p, elements)
-        y = stream.scaled(x, kept.view(*kept.shape, *rest), p, inplace)
+        kept = kept.view(*kept.shape, *rest)
+        if "alpha" in call.kind:
+            return _alpha(x, kept.to(x.dtype), p, inplace)
+        y = stream.scaled(x, kept, p, inplace)
         return (y, kept.bool()) if with_mask else y
 
     return Placed(placement, run, wants, draws=True)
 
 
+def _alpha(x: Tensor, kept: Tensor, p: float, inplace: bool) -> Tensor:
+    """Elements that are not kept become the smallest value of SELU; mean and variance stay as they are, as torch has it."""
+    if p == 1:
+        return x.mul_(0) if inplace else x * 0
+    least = 1.7580993408473766
+    scale = 1 / math.sqrt((least**2 * p + 1) * (1 - p))
+    shift = kept.sub(1).mul_(least * scale).add_(least * scale * p)
+    return x.mul_(kept * scale).add_(shift) if inplace else x * (kept * scale) + shift
+
+
 @rule(
     "bernoulli", "bernoulli_", "uniform", "uniform_", "normal", "normal_", "normal_functional", "rand_like", "randn_like",
-    "randint_like", "random_", "exponential_",
+    "randint_like",
 )  # fmt: skip
 def like_a_tensor(call: Call) -> Placed:
     """Random numbers in the shape of a tensor."""
     x, result, kind = call.tensors[0], call.result, call.kind.rstrip("_").removesuffix("_functional")
-    if len(call.tensors) > 1 or kind in ("random", "exponential"):
-        raise NoRule("random numbers whose distribution is given by a tensor, or of this kind")
+    if len(call.tensors) > 1 or (kind == "normal" and any(isinstance(call[k], GlobalTensor) for k in ("mean", "std"))):
+        return _around(call)
     placement, block, wants = _own(call)
     elements, given = Elements(result.shape, block, result.order), call.given
     where = elements, result.dtype, x.device
-    if kind == "normal" and any(isinstance(given[name], GlobalTensor) for name in ("mean", "std")):
-        raise NoRule("random numbers whose distribution is given by a tensor")
     low, high = int(given.get("low", 0) or 0), int(given.get("high", 0) or 0)
 
     def numbers(stream: RandomStream, x: Tensor) -> Tensor:
@@ -85,6 +97,19 @@ def like_a_tensor(call: Call) -> Placed:
     if kind.endswith("_like"):
         return Placed(placement, numbers, wants, draws=True)
     return Placed(placement, lambda stream, x: _without_gradient(x, numbers(stream, x)), wants, draws=True)
+
+
+def _around(call: Call) -> Placed:
+    """Numbers whose distribution is given by tensors, which have no gradient."""
+    placed = by_needs(call)
+
+    def run(stream: RandomStream, *tensors: Tensor) -> Any:
+        numbers = placed.run(stream, *tensors)
+        for x in tensors:
+            numbers = _without_gradient(x.reshape(x.shape[x.dim() - min(x.dim(), numbers.dim()) :]), numbers)
+        return numbers
+
+    return replace(placed, run=run)
 
 
 def _without_gradient(x: Tensor, numbers: Tensor) -> Tensor:

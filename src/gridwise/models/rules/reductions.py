@@ -19,8 +19,8 @@ from ...grid import Grid, Layout, Needs
 from ...nn.engine.copy_and_sum import AllSum
 from ...operators.formats import HALVES
 from ..movement import Movement, applied, move_along
-from ..placement import Cut, GlobalTensor, Partial, Placement, Replicated, resized, with_dims, without_dims
-from .call import Call, Placed
+from ..placement import Cut, GlobalTensor, Partial, Placement, Replicated, resized, with_dim, with_dims, without_dims
+from .call import Call, NothingCut, Placed
 from .table import rule
 
 
@@ -107,21 +107,32 @@ def moments(call: Call) -> Placed:
 @rule(
     "amax", "amin", "prod", "logsumexp", "any", "all", "max.dim", "min.dim",
     "median.dim", "nanmedian.dim", "kthvalue", "argmax", "argmin", "linalg_vector_norm", "norm", "linalg_norm", "aminmax",
-    "count_nonzero", "max", "min",
-    "frobenius_norm", "nuclear_norm", "nanmean", "mode", "quantile",
+    "count_nonzero", "max", "min", "median", "nanmedian", "hash_tensor",
+    "frobenius_norm", "nuclear_norm", "nanmean", "mode", "quantile", "dist",
 )  # fmt: skip
 def others(call: Call) -> Placed:
     """Reductions that need all elements along the reduced dims on one worker."""
     x = call.tensors[0]
-    if len(call.tensors) > 1:
-        return call.everywhere()
     dims = call.dims("dim", x.dim) if call.given.get("dim") is not None else tuple(range(x.dim))
+    if call.kind == "dist":
+        raise NothingCut
+    if len(call.tensors) > 1:
+        return _quantiles(call, dims)
     return reduce_whole(call, dims, bool(call.given.get("keepdim", False)))
+
+
+def _quantiles(call: Call, dims: Sequence[int]) -> Placed:
+    """Several quantiles, in a first dim of the result."""
+    x, q = call.tensors
+    layout = call.whole(x, dims)
+    target = kept_layout(layout, dims, call["keepdim"])
+    target = with_dim(target, 0, q.volume) if q.dim else target
+    return Placed(Cut(target), call.unless_empty(call.locally(), target), call.others_whole(layout))
 
 
 @rule(
     "softmax", "_softmax", "log_softmax", "_log_softmax", "softmin", "cumsum", "cumsum_", "cumprod", "logcumsumexp", "cummax",
-    "cummin", "sort", "argsort", "topk", "glu",
+    "cummin", "_safe_softmax", "sort", "argsort", "topk", "glu",
 )  # fmt: skip
 def along(call: Call) -> Placed:
     """Operators along a dim that they keep; it is made whole, by cutting others."""

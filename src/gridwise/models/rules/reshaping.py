@@ -21,7 +21,7 @@ from .table import rule
 
 @rule(
     "view", "reshape", "flatten", "unflatten", "_unsafe_view", "view_as", "reshape_as", "ravel", "unsqueeze", "squeeze",
-    "view_copy", "_reshape_alias",
+    "_reshape_alias",
 )  # fmt: skip
 def reshape(call: Call) -> Placed:
     """Any change of shape that keeps the order of the elements."""
@@ -32,8 +32,8 @@ def reshape(call: Call) -> Placed:
     everywhere = Placed(Replicated(), lambda x, *_: change(x, shape), call.first_alone(Replicated()))
     if x.layout is None:
         return everywhere
-    if not x.volume:
-        raise NoRule("a tensor without elements")
+    if x.volume <= 1:
+        return replace(everywhere, combines=True)
     found = reshaped(x.layout, shape, call.workers.ranks)
     if found is None:
         return replace(everywhere, gathers=f"a view of shape {shape} has no blocks of {x.shape}")
@@ -42,7 +42,7 @@ def reshape(call: Call) -> Placed:
     return Placed(Cut(after), lambda x, *_: change(x, block), call.first_alone(before))
 
 
-@rule("permute", "transpose", "swapaxes", "swapdims", "t", "numpy_T", "movedim", "moveaxis", "permute_copy", "mT")
+@rule("permute", "transpose", "swapaxes", "swapdims", "t", "numpy_T", "movedim", "moveaxis", "mT")
 def permute(call: Call) -> Placed:
     """The dims in another order; the axes of the grid are permuted alike."""
     x, layout = call.first_cut()
@@ -50,7 +50,7 @@ def permute(call: Call) -> Placed:
     return Placed(Cut(permuted(layout, order)), lambda x: x.permute(order))
 
 
-@rule("expand", "expand_as", "broadcast_to", "expand_copy")
+@rule("expand", "expand_as", "broadcast_to")
 def expand(call: Call) -> Placed:
     """Dims of extent 1 repeated without a copy; each worker repeats what it has."""
     x, shape = call.tensors[0], call.result.shape
@@ -66,20 +66,19 @@ def expand(call: Call) -> Placed:
     return Placed(Cut(target), lambda x, *_: x.expand(block), call.first_alone(layout))
 
 
-@rule("view_as_real", "view_as_real_copy")
+@rule("view_as_real")
 def view_as_real(call: Call) -> Placed:
     """Complex numbers as pairs, in a new last dim."""
     _, layout = call.first_cut()
     return Placed(Cut(with_dims(layout, (*layout.cuts, (0, 2)))), call.locally())
 
 
-@rule("view_as_complex", "view_as_complex_copy")
+@rule("view_as_complex")
 def view_as_complex(call: Call) -> Placed:
     """Pairs in the last dim as complex numbers."""
-    x, layout = call.first_cut()
-    if x.is_cut_along([x.dim - 1]):
-        raise NoRule("pairs that lie on two workers")
-    return Placed(Cut(without_dims(layout, [x.dim - 1])), call.locally())
+    x = call.tensors[0]
+    layout = call.whole(x, [x.dim - 1])
+    return Placed(Cut(without_dims(layout, [x.dim - 1])), call.locally(), [layout])
 
 
 @rule("pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "native_channel_shuffle")

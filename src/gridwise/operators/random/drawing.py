@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from ...grid import Box, Shape
 from ..call import OperatorCall, TensorSpec
-from ..labels import by_labels, none_of, numbered
+from ..labels import by_labels, kept, none_of, numbered
 from ..on_boxes import Local
 from ..pointwise import aligned
 from ..table import NotOnBoxes, operator
@@ -109,10 +110,70 @@ def around(call: OperatorCall) -> Local:
     return Local(needs, run, 8.0, draws=True)
 
 
-@operator("exponential")
-def exponential(call: OperatorCall) -> Local:
-    rate = call["lambd"]
-    return drawn(call, lambda stream, *where: stream.uniform(*where).neg_().log1p_().div_(-rate))
+@operator("exponential", "cauchy", "geometric", "log_normal", "random")
+def by_kind(call: OperatorCall) -> Local:
+    """Other distributions: by transforming uniform or normal numbers, or as torch draws them."""
+    kind, given = call.kind, call.given
+    named = {
+        name: given[name] for name in ("lambd", "median", "sigma", "p", "mean", "std", "from", "to") if name in given
+    }
+
+    def numbers(stream: RandomStream, elements: Elements, dtype: torch.dtype, device: torch.device) -> Tensor:
+        if stream.sequential:
+            return stream.filled(lambda x, generator: getattr(x, f"{kind}_")(*named.values(), generator=generator),
+                                 elements, dtype, device)  # fmt: skip
+        where = elements, torch.float64, device
+        match kind:
+            case "exponential":
+                made = stream.uniform(*where).neg_().log1p_().div_(-named["lambd"])
+            case "cauchy":
+                made = stream.uniform(*where).sub_(0.5).mul_(math.pi).tan_() * named["sigma"] + named["median"]
+            case "geometric":
+                made = stream.uniform(*where).neg_().log1p_().div_(math.log1p(-named["p"])).ceil_().clamp_min_(1)
+            case "log_normal":
+                made = (stream.normal(*where) * named["std"] + named["mean"]).exp_()
+            case _:
+                low, high = named.get("from", 0), named.get("to")
+                return stream.integers(low, _last_of(dtype) + 1 if high is None else high, elements, dtype, device)
+        return made.to(dtype)
+
+    return drawn(call, numbers)
+
+
+def _last_of(dtype: torch.dtype) -> int:
+    """The largest of torch's random integers of a dtype: of floats, up to which all are representable."""
+    if dtype.is_floating_point:
+        return round(2 / torch.finfo(dtype).eps)
+    return 1 if dtype == torch.bool else int(torch.iinfo(dtype).max)
+
+
+@operator("multinomial")
+def multinomial(call: OperatorCall) -> Local:
+    """Categories drawn by their weights in the last dim, which is whole."""
+    p, count, again, shape = call.tensors[0], call["num_samples"], call["replacement"], call.result.shape
+    lead = numbered("n", p.dim - 1)
+    needs = by_labels(call, [[*lead, "k"]], [*lead, "s"], whole=["s"]).needs
+
+    def run(stream: RandomStream, box: Box, given: Tensor) -> Tensor:
+        whole = Box((*box.start[:-1], 0), (*box.stop[:-1], shape[-1]))
+        if bool(((given < 0) | ~given.isfinite()).any()):
+            raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
+        if not again or count == 1:
+            own = Elements(p.shape, Box((*box.start[:-1], 0), (*box.stop[:-1], p.shape[-1])))
+            if stream.sequential:
+                waits = stream.filled(
+                    lambda x, generator: x.exponential_(1, generator=generator), own, p.dtype, given.device
+                )
+            else:
+                waits = stream.uniform(own, torch.float64, given.device).neg_().log1p_().neg_()
+            return kept((given / waits).topk(count, -1)[1], box, [p.dim - 1])
+        ends = given.cumsum(-1)
+        ends = ends / ends[..., -1:]
+        ends[..., -1] = 1
+        places = stream.uniform(Elements(shape, whole), torch.float64, given.device)
+        return kept(torch.searchsorted(ends, places.to(ends.dtype)), box, [p.dim - 1])
+
+    return Local(needs, run, 8.0, draws=True)
 
 
 @operator("randint", "randint_like")

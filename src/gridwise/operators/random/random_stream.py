@@ -124,6 +124,15 @@ class RandomStream:
         like = {"dtype": dtype, "device": device, "generator": self.generator}
         return elements.drawn(lambda n: make((n,), **like), AT_ONCE)
 
+    def filled(
+        self, fill: Callable[[Tensor, torch.Generator | None], Tensor], elements: Elements, dtype: torch.dtype,
+        device: torch.device,
+    ) -> Tensor:  # fmt: skip
+        """Torch's own numbers of any distribution: `fill` draws them into a tensor, all in one go."""
+        return elements.drawn(
+            lambda n: fill(torch.empty(n, dtype=dtype, device=device), self.generator), prod(elements.shape)
+        )
+
     def normal(self, elements: Elements, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Normally distributed numbers, by the Box-Muller transform of two uniform ones each."""
         if self.sequential:

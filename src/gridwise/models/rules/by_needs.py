@@ -1,0 +1,172 @@
+"""Operators on boxes (`gridwise.operators`) on workers: each makes its block of the output from the boxes that it needs.
+
+Of all ways to cut the output, the one is taken for which the worker that has most to fetch and to read has least. An
+operator that couples the rows of a dim needs all of them for any box, so its output is cut along other dims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...grid import Box, Grid, Layout, Shape, balanced_cuts
+from ...grid.arrange import factorisations
+from ...nn.engine.copy_and_sum import AllSum
+from ...nn.engine.operator import prepare
+from ...operators.on_boxes import Local, Needs, Summed
+from ...operators.on_grids import needs_of_blocks
+from ...operators.table import NotOnBoxes, maker_for
+from ..movement import applied
+from ..placement import Cut, Replicated, Want
+from .call import Call, LocalFunction, NoRule, NothingCut, Placed
+from .products import plain
+
+MANY = 64
+"""For more workers than these, an output is cut along at most two dims."""
+
+
+def by_needs(call: Call) -> Placed:
+    """The answer for an operator that has no rule, from what it needs of its inputs for a box of its output."""
+    make = maker_for(call.op)
+    if make is None:
+        raise NoRule("there is no rule for it")
+    operator = make(call)
+    if not call.cut and not (isinstance(operator, Local) and operator.draws):
+        raise NothingCut
+    if isinstance(operator, Local):
+        return _local(call, operator)
+    if isinstance(operator, Summed):
+        return _summed(call, operator)
+    raise NoRule("there is no rule for it")
+
+
+def _local(call: Call, operator: Local) -> Placed:
+    target, wants = _best(call, operator.needs, call.result.shape) if call.cut else (None, [None] * len(call.tensors))
+    placement, block = (
+        (Replicated(), Box.of_shape(call.result.shape)) if target is None else (Cut(target), call.block(target))
+    )
+
+    def run(*given: Any) -> Any:
+        return operator.run(*given[:1], block, *given[1:]) if operator.draws else operator.run(block, *given)
+
+    if target is None:
+        return Placed(placement, run, wants, operator.draws)
+    made = call.unless_empty(Reaching(plain(run, call.tensors, wants)), *[target] * len(call.results))
+    return Placed(placement, made, wants, operator.draws)
+
+
+def _summed(call: Call, operator: Summed) -> Placed:
+    target, wants = _best(call, operator.needs, operator.space)
+    workers, block = call.workers, call.block(target)
+    total = applied(AllSum(workers.transport, workers.team, call.name, workers.team))
+
+    def run(*given: Any) -> Any:
+        made = operator.result(*(total(part) for part in operator.partial(block, *given)))
+        return made if len(call.results) > 1 else made[0]
+
+    return Placed(Replicated(), plain(run, call.tensors, wants), wants)
+
+
+class Reaching:
+    """A function whose output depends, for autograd, on all tensors that need a gradient.
+
+    On some workers, a box may need nothing of a tensor. In backward, all workers enter the adjoint of its movement.
+    """
+
+    def __init__(self, run: LocalFunction) -> None:
+        self.run = run
+        self.missed: dict[tuple[int, ...], list[int]] = {}
+        """Which tensors the output does not depend on, by those that need a gradient; found out in the first call."""
+
+    def __call__(self, *given: Any) -> Any:
+        made = self.run(*given)
+        if not torch.is_grad_enabled():
+            return made
+        y, *rest = made if isinstance(made, tuple | list) else (made,)
+        wanted = tuple(i for i, x in enumerate(given) if isinstance(x, Tensor) and x.requires_grad)
+        if wanted and wanted not in self.missed:
+            self.missed[wanted] = _missed(y, given, wanted) if y.is_floating_point() or y.is_complex() else []
+        missed = self.missed[wanted] if wanted else []
+        if missed:
+            y = _Reached.apply(y, *(given[i] for i in missed))
+        return (y, *rest) if isinstance(made, tuple | list) else y
+
+
+def _missed(y: Tensor, given: Sequence[Any], among: Sequence[int]) -> list[int]:
+    nodes = {torch.autograd.graph.get_gradient_edge(given[i]).node: i for i in among}
+    found, seen = list[Any](), set[Any]()
+    if y.requires_grad:
+        found.append(torch.autograd.graph.get_gradient_edge(y).node)
+    while found:
+        node = found.pop()
+        if node not in seen:
+            seen.add(node)
+            found += [] if node in nodes else [each for each, _ in node.next_functions if each is not None]
+    return [i for node, i in nodes.items() if node not in seen]
+
+
+class _Reached(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, *given: Tensor) -> Tensor:
+        ctx.shapes = [(x.shape, x.dtype) for x in given]
+        prepare(ctx)
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
+        _ = ctx.saved_tensors
+        return gradient, *(gradient.new_zeros((), dtype=dtype).expand(shape) for shape, dtype in ctx.shapes)
+
+
+def _best(call: Call, needs: Needs, shape: Shape) -> tuple[Layout, list[Want]]:
+    """The layout of an output, or of what is cut into boxes, that costs least, and what it needs of each tensor."""
+    problem: Exception = NothingCut()
+    for target in sorted(_targets(call, shape), key=lambda target: _cost(call, needs, target)):
+        try:
+            found = needs_of_blocks(needs, target)
+        except NotOnBoxes as error:
+            problem = error
+        else:
+            return target, [each if x.dim else Replicated() for x, each in zip(call.tensors, found, strict=True)]
+    raise problem
+
+
+def _targets(call: Call, shape: Shape) -> Iterator[Layout]:
+    """Layouts of a tensor: blocks as those of an input where they have the same extents, else balanced."""
+    workers = call.workers
+    known = [value.layout for value in call.cut if value.layout is not None and value.dim == len(shape)]
+    free = [d for d, n in enumerate(shape) if n > 1]
+    for factors in factorisations(workers.size, len(free)):
+        if workers.size > MANY and sum(p > 1 for p in factors) > 2:
+            continue
+        extents = [1] * len(shape)
+        for d, p in zip(free, factors, strict=True):
+            extents[d] = p
+        like = next((layout for layout in known if layout.grid.shape == tuple(extents)), None)
+        if like is None:
+            yield Layout.balanced(Grid(workers.ranks, tuple(extents)), shape)
+        else:
+            cuts = [have if have[-1] == n else balanced_cuts(n, len(have) - 1)
+                    for have, n in zip(like.cuts, shape, strict=True)]  # fmt: skip
+            yield Layout(like.grid, tuple(cuts))
+
+
+def _cost(call: Call, needs: Needs, target: Layout) -> int:
+    """What the first, the middle or the last worker has to read, to fetch and to write, in elements."""
+    ranks = call.workers.ranks
+    worst = 0
+    for rank in {ranks[0], ranks[len(ranks) // 2], ranks[-1]}:
+        block = target.block(rank)
+        if not block.volume:
+            continue
+        cost = block.volume
+        for value, box in zip(call.tensors, needs(block), strict=True):
+            cost += box.volume
+            if value.layout is not None:
+                own = box.intersect(value.layout.block(rank))
+                cost += box.volume - (0 if own is None else own.volume)
+        worst = max(worst, cost)
+    return worst

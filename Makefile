@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/ready
 unexport PYTHONDONTWRITEBYTECODE # else every process of the tests compiles the package anew
 
-.PHONY: setup demo test test-oldest test-newest test-launchers check docs bench bench-gpu browser soak zoo clean
+.PHONY: setup demo test test-oldest test-newest test-launchers check docs bench bench-gpu browser soak zoo conformance clean
 
 setup: $(READY)
 
@@ -20,8 +20,8 @@ demo: $(READY)
 	$(BIN)/python examples/lenet_mnist.py
 
 check: $(READY)
-	$(BIN)/ruff check src tests examples benchmarks zoo
-	$(BIN)/ruff format --check src tests examples benchmarks zoo
+	$(BIN)/ruff check src tests examples benchmarks zoo conformance
+	$(BIN)/ruff format --check src tests examples benchmarks zoo conformance
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell
@@ -91,6 +91,12 @@ bench-gpu: $(READY)
 zoo: $(READY)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[zoo]'
 	$(BIN)/python -m zoo.run --write
+
+# Other people's tests, cut in many ways; goes on where it stopped. All of them take a night: FRACTION=1.
+FRACTION := 0.05
+conformance: $(READY)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[conformance]'
+	$(BIN)/python -m conformance.operators --fraction $(FRACTION) --write
 
 clean:
 	rm -rf .venv .venv-oldest .venv-newest out build docs/api .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""What `make` runs can be imported: benchmarks, tools and the zoo are no part of other tests. (The examples are run.)"""
+"""What `make` runs can be imported: benchmarks, tools, zoo and conformance are in no other tests. (The examples are run.)"""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 RECIPES = (ROOT / "Makefile").read_text()
-FOLDERS = ("benchmarks", "tools", "zoo")
+FOLDERS = ("benchmarks", "conformance", "tools", "zoo")
+PACKAGES = ("conformance", "zoo")
 
 
 def test_targets_exist() -> None:
@@ -19,7 +20,7 @@ def test_targets_exist() -> None:
     assert {"benchmarks/run.py", "examples/lenet_mnist.py", "tools/check_links.py"} <= set(scripts)
     assert [script for script in scripts if not (ROOT / script).is_file()] == []
     modules = re.findall(r"\$\(BIN\)/python -m (\w+(?:\.\w+)+)", RECIPES)
-    assert modules == ["zoo.run"]
+    assert modules == ["zoo.run", "conformance.operators"]
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
@@ -28,13 +29,13 @@ def test_scripts_can_be_imported(
 ) -> None:
     before, path = set(sys.modules), list(sys.path)
     monkeypatch.syspath_prepend(ROOT)
-    if folder != "zoo":
+    if folder not in PACKAGES:
         monkeypatch.syspath_prepend(ROOT / folder)
     monkeypatch.setattr(sys, "argv", [""])
     try:
         for script in sorted((ROOT / folder).glob("*.py")):
             if script.stem != "__init__":
-                importlib.import_module(script.stem if folder != "zoo" else f"zoo.{script.stem}")
+                importlib.import_module(f"{folder}.{script.stem}" if folder in PACKAGES else script.stem)
     finally:
         sys.path[:] = path
         for name in set(sys.modules) - before:  # they are called `data`, `memory`, ...

@@ -1,0 +1,139 @@
+"""Torch's operator database as calls of functions of tensors, and the ways to cut these tensors.
+
+The first tensor that has dims is the one that is cut. The others are closed over by the function, or whole on every worker, or
+cut too, if they have as many dims.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import xxhash
+from torch import Tensor
+from torch.testing._internal import common_methods_invocations as database
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from gridwise.grid import Grid, Layout
+
+Others = Literal["closed", "whole", "cut"]
+DTYPES = torch.float64, torch.int64, torch.bool, torch.complex128, torch.float32
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One call of an operator of the database."""
+
+    operator: str
+    number: int
+    call: Callable[..., Any]
+    """A function of its tensors."""
+    tensors: tuple[Tensor, ...]
+    first: int
+    """Which of them is cut."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.operator} {self.number}"
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to cut the tensors of a sample."""
+
+    shape: tuple[int, ...]
+    """That of the grid."""
+    uneven: bool = False
+    """Whether the first block along a cut dim is empty, and the last has the rest."""
+    others: Others = "whole"
+
+    def __str__(self) -> str:
+        grid = "x".join(map(str, self.shape))
+        return f"{grid}{' uneven' if self.uneven else ''}, others {self.others}"
+
+    def layout(self, shape: Sequence[int]) -> Layout:
+        """That of a tensor of this shape."""
+        size = 1
+        for extent in self.shape:
+            size *= extent
+        balanced = Layout.balanced(Grid(tuple(range(size)), self.shape), shape)
+        if not self.uneven:
+            return balanced
+        cuts = [own if p == 1 else (0, 0, *(min(i, n) for i in range(1, p - 1)), n)
+                for own, p, n in zip(balanced.cuts, self.shape, shape, strict=True)]  # fmt: skip
+        return Layout(balanced.grid, tuple(cuts))
+
+
+def operators() -> list[Any]:
+    """The entries of the database."""
+    return list(database.op_db)
+
+
+def name_of(op: Any) -> str:
+    return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else str(op.name)
+
+
+def samples(op: Any) -> Iterator[Sample]:
+    """The samples of an entry that have a tensor with dims, the same in every run."""
+    _without_seeding()
+    seed = xxhash.xxh3_64(name_of(op).encode()).intdigest() % 2**32
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 (torch's samples draw from it)
+    dtype = next((each for each in (*DTYPES, *op.dtypes) if each in op.dtypes), None)
+    if dtype is None:  # it needs another device
+        return
+    learns = op.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
+    for number, sample in enumerate(op.sample_inputs("cpu", dtype, requires_grad=learns)):
+        leaves, form = tree_flatten((sample.input, tuple(sample.args), dict(sample.kwargs)))
+        spots = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        first = next((i for i, spot in enumerate(spots) if leaves[spot].dim()), None)
+        if first is None or any(leaves[spot].layout != torch.strided for spot in spots):
+            continue
+        tensors = tuple(leaves[spot].detach().contiguous().requires_grad_(leaves[spot].requires_grad) for spot in spots)
+        yield Sample(name_of(op), number, _call_of(op, leaves, form, spots), tensors, first)
+
+
+def _call_of(op: Any, leaves: Sequence[Any], form: Any, spots: Sequence[int]) -> Callable[..., Any]:
+    def call(*tensors: Tensor) -> Any:
+        filled = list(leaves)
+        for spot, x in zip(spots, tensors, strict=True):
+            filled[spot] = x
+        input, args, kwargs = tree_unflatten(filled, form)
+        return op(input, *args, **kwargs)
+
+    return call
+
+
+@cache
+def _without_seeding() -> None:
+    """Let random operators of the database draw from the generator that is there."""
+    database.wrapper_set_seed = _unseeded
+
+
+def _unseeded(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return op(*args, **kwargs)
+
+
+def ways(sample: Sample) -> list[Way]:
+    """Along every dim by 2 and 3, evenly or not, two dims at once; the other tensors closed over, whole, and cut."""
+    x = sample.tensors[sample.first]
+    grids = [(tuple(p if d == e else 1 for e in range(x.dim())), False) for d in range(x.dim()) for p in (2, 3)]
+    grids += [(shape, True) for shape, _ in grids if max(shape) == 3]
+    grids += [(tuple(2 if e in (d, d + 1) else 1 for e in range(x.dim())), False) for d in range(x.dim() - 1)]
+    others: list[Others] = ["whole"]
+    if len(sample.tensors) > 1:
+        others.append("closed")
+    if any(y.dim() == x.dim() for i, y in enumerate(sample.tensors) if i != sample.first):
+        others.append("cut")
+    return [Way(shape, uneven, other) for shape, uneven in grids for other in others]
+
+
+def share_of(case: str, seed: int) -> float:
+    """A number in [0, 1) for each case: those below a fraction are chosen, so a larger fraction has the cases of a smaller."""
+    return xxhash.xxh3_64(case.encode(), seed).intdigest() / 2**64

@@ -48,7 +48,7 @@ class BlockDataset:
         after) for each dim of the batch. A tuple for a tuple of arrays
     edges : what a halo is beyond the edges of the sample: "clip", nothing, so that blocks there are smaller; or "zeros",
         after all transforms. A tuple for a tuple of arrays
-    sample_dim : the dim of an array along which the samples lie
+    sample_dim : the dim of an array along which the samples lie: a number, or a name of a DataArray of xarray
     add_channel : whether samples get a first dim of one row, for images without channels
     dtype : of the batches; None for that of the array
     transforms : applied to each sample in turn, see `gridwise.data.transforms`: `RandomCrop`, `RandomFlip`, functions
@@ -73,7 +73,7 @@ class BlockDataset:
         halo: Rows | tuple[Rows | None, ...] | None = None,
         *,
         edges: str | Sequence[str] = "clip",
-        sample_dim: int | Sequence[int] = 0,
+        sample_dim: int | str | Sequence[int | str] = 0,
         add_channel: bool | Sequence[bool] = False,
         dtype: torch.dtype | Sequence[torch.dtype | None] | None = None,
         transforms: Iterable[PlaceTransform | ValueTransform] = (),

@@ -111,6 +111,11 @@ class SeparateSamples(Samples):
         self._lock = threading.Lock()
 
 
-def as_samples(given: Any, dim: int) -> Samples:
+def as_samples(given: Any, dim: int | str) -> Samples:
     """The samples in a user's argument: the entries of a list, or the rows of anything else along `dim`."""
+    if isinstance(dim, str):
+        names = tuple(getattr(given, "dims", ()))
+        if dim not in names:
+            raise DataError(f"`sample_dim` (={dim!r}) is none of the dims {names} of a {type(given).__name__}.")
+        dim = names.index(dim)
     return SeparateSamples(given) if isinstance(given, list) else StackedSamples(as_source(given), dim)

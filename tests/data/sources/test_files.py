@@ -10,9 +10,9 @@ import nibabel
 import numpy as np
 import pytest
 import zarr
-from slicing import numbers
+from slicing import numbers, partition
 
-from gridwise.data import open_array
+from gridwise.data import BlockDataset, open_array
 from gridwise.data.sources import as_source
 from gridwise.errors import DataError
 from gridwise.grid import Box
@@ -201,3 +201,39 @@ def test_what_is_no_array_is_refused(tmp_path):
             open_array(path if "://" in path else tmp_path / path)
     with pytest.raises(DataError, match="`name`"):
         open_array(npy(tmp_path), "x")
+
+
+class Lazy:
+    """An array as dask and xarray have them: computed when NumPy asks for it."""
+
+    def __init__(self, values, shape=None, dims=(), meta=None):
+        self.values, self.dims, self._meta = values, dims, meta
+        self.shape, self.dtype = shape or values.shape, values.dtype
+
+    def __getitem__(self, place):
+        return Lazy(self.values[place])
+
+    def __array__(self, dtype=None, copy=None):
+        return np.asarray(self.values)
+
+
+def test_lazy_arrays_with_names_and_without_a_shape():
+    array, P = Lazy(numbers(3, 4, 2), dims=("row", "time", "x")), partition(1, 1, 1)
+    found = BlockDataset(array, P, sample_dim="time").read([3, 1])
+    assert np.array_equal(found, np.moveaxis(array.values, 1, 0)[[3, 1]])
+    for wrong in (array, array.values):
+        with pytest.raises(DataError, match=r"`sample_dim` \(='t'\) is none of the dims"):
+            BlockDataset(wrong, P, sample_dim="t")
+    with pytest.raises(DataError, match="is not known"):
+        BlockDataset(Lazy(array.values, (float("nan"), 4, 2)), P)
+
+
+def test_masks_are_not_dropped():
+    """What is behind a mask is no number to learn from."""
+    masked, P = np.ma.masked_array(numbers(3, 4), numbers(3, 4) > 5), partition(1, 1)
+    outer = Lazy(masked)
+    outer.data = Lazy(masked, meta=masked[:0])
+    for array in (masked, Lazy(masked, meta=masked[:0]), outer):
+        with pytest.raises(DataError, match=r"(?s)has a mask.*filled"):
+            BlockDataset(array, P)
+    assert BlockDataset(masked.filled(0), P).read([0]).shape == (1, 4)

@@ -85,8 +85,19 @@ class ArraySource(Source):
                     f"{self.label} cannot be read as samples: it has no `{name}`.",
                     fix="a path, or an object with shape, dtype and slicing.",
                 )
+        if _is_masked(array):
+            raise DataError(
+                f"{self.label} has a mask, which a tensor cannot have.",
+                fix="fill what is masked (`array.filled(0)`), and give the mask as an array of its own if it is needed.",
+            )
         self.array = array
-        self.shape = tuple(int(n) for n in array.shape)
+        try:
+            self.shape = tuple(int(n) for n in array.shape)
+        except (TypeError, ValueError):  # of dask, after a selection by values
+            raise DataError(
+                f"{self.label} has the shape {tuple(array.shape)}, which is not known.",
+                fix="compute its chunk sizes first (`array.compute_chunk_sizes()` of dask).",
+            ) from None
         self.dtype = native(array.dtype, self.label)
 
     def _read(self, slices: Slices, out: np.ndarray) -> None:
@@ -99,6 +110,12 @@ class ArraySource(Source):
                 fix="give its path, or read ahead in threads: BlockLoader(..., processes=False).",
             )
         return self.__dict__
+
+
+def _is_masked(array: Any) -> bool:
+    """Whether this is a masked array of NumPy, or one of dask or xarray that consists of them."""
+    held = (array, getattr(array, "_meta", None), getattr(getattr(array, "data", None), "_meta", None))
+    return any(isinstance(each, np.ma.MaskedArray) for each in held)
 
 
 def copy_checked(found: np.ndarray, out: np.ndarray) -> None:

@@ -138,7 +138,7 @@ def smooth_weights(
 
     >>> taps = smooth_weights("bilinear", 8, 4, None, False, torch.float64)
     >>> taps.need((1, 2)), [float(weight[1]) for weight in taps.weights]
-    ((1, 5), [0.125, 0.375, 0.375, 0.125, 0.0])
+    ((1, 5), [0.125, 0.375, 0.375, 0.125])
     """
     outputs = torch.arange(n_out, dtype=torch.float64 if dtype == torch.float64 else torch.float32, device="cpu")
     ratio = _ratio(n_in, n_out, scale, align_corners, outputs)

@@ -7,6 +7,7 @@ import pickle
 
 import h5py
 import nibabel
+import numcodecs
 import numpy as np
 import pytest
 import zarr
@@ -237,3 +238,28 @@ def test_masks_are_not_dropped():
         with pytest.raises(DataError, match=r"(?s)has a mask.*filled"):
             BlockDataset(array, P)
     assert BlockDataset(masked.filled(0), P).read([0]).shape == (1, 4)
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+def test_a_chunk_of_blosc_that_ends_too_early_is_named(zarr_format, codec, tmp_path):
+    """Blosc itself reads on behind the end, and some of its codecs give numbers from there."""
+    blosc = (
+        numcodecs.Blosc(codec, shuffle=0)
+        if zarr_format == 2
+        else zarr.codecs.BloscCodec(cname=codec, shuffle="noshuffle")
+    )
+    whole = np.random.default_rng(0).random((8, 64), dtype="f4")
+    zarr.create_array(
+        tmp_path / "a.zarr", shape=whole.shape, chunks=(4, 64), dtype="f4", zarr_format=zarr_format, compressors=blosc
+    )[:] = whole
+    chunks = sorted(path for path in (tmp_path / "a.zarr").rglob("*") if path.is_file() and path.name[0] not in ".z")
+    content = chunks[-1].read_bytes()
+    source, out = open_array(tmp_path / "a.zarr"), np.empty((8, 64), "f4")
+    source.read((slice(0, 8), slice(0, 64)), out)
+    assert np.array_equal(out, whole)
+    for length in (0, 15, 16, len(content) // 2, len(content) - 1):
+        chunks[-1].write_bytes(content[:length])
+        open_array(tmp_path / "a.zarr").read((slice(0, 4), slice(0, 64)), np.empty((4, 64), "f4"))
+        with pytest.raises(DataError, match=rf"(?s)a\.zarr.*ends too early: {length} of"):
+            open_array(tmp_path / "a.zarr").read((slice(4, 8), slice(0, 64)), np.empty((4, 64), "f4"))

@@ -1,6 +1,7 @@
 """Zarr arrays and OME-Zarr images, through zarr. A worker reads the chunks that overlap its block, and no others.
 
-A chunk that does not exist holds the array's fill value, as Zarr defines it.
+A chunk that does not exist holds the array's fill value, as Zarr defines it. Most codecs notice a chunk that ends too
+early. Blosc reads on behind its end, so it is compared with the length in its header first.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ from .source import OpenedSource, reading
 if TYPE_CHECKING:
     import zarr
 
+BLOSC_HEADER = 16
+"""Bytes before the data; the last four are the length of both together."""
+METADATA = ("zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata")
+
 
 class ZarrSource(OpenedSource):
     """An array of a local Zarr store."""
@@ -29,14 +34,41 @@ class ZarrSource(OpenedSource):
     def _open(self) -> zarr.Array:
         import zarr
 
-        store = zarr.storage.LocalStore(self.path, read_only=True)
+        store = _store_for(self.path)
         found = zarr.open(store, mode="r", path=_inside(self.name))
         if isinstance(found, zarr.Group):
             name = _inside(_image(found, self.level))
             found, group = found[name], found
             if not isinstance(found, zarr.Array):
                 raise DataError(f"{found.name} in {group} is no array.")
+        store.has_blosc = _ends_in_blosc(found)
         return checked(found, self.label)
+
+
+def _store_for(path: Path) -> Any:
+    """The store in a folder, which raises for a chunk of Blosc that ends too early."""
+    import zarr
+
+    class CheckedStore(zarr.storage.LocalStore):
+        has_blosc = False
+
+        async def get(self, key: str, prototype: Any = None, byte_range: Any = None) -> Any:
+            found = await super().get(key, prototype, byte_range)
+            if found is not None and byte_range is None and self.has_blosc and not key.endswith(METADATA):
+                head = found[:BLOSC_HEADER].to_bytes()
+                expected = int.from_bytes(head[-4:], "little") if len(head) == BLOSC_HEADER else BLOSC_HEADER
+                if len(found) < expected:
+                    raise DataError(f"its chunk {key} ends too early: {len(found)} of {expected} bytes are there.")
+            return found
+
+    return CheckedStore(path, read_only=True)
+
+
+def _ends_in_blosc(array: zarr.Array) -> bool:
+    """Whether what lies in a chunk's file is what Blosc has written."""
+    metadata: Any = array.metadata
+    last = metadata.compressor if metadata.zarr_format == 2 else metadata.codecs[-1]
+    return type(last).__name__ in ("Blosc", "BloscCodec")
 
 
 def checked(array: zarr.Array, label: str) -> zarr.Array:

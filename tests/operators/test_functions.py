@@ -44,7 +44,7 @@ def arguments(op: OpOverload) -> tuple[list[Any], dict[str, Any]]:
         of_operator[getattr(aten, name).Tensor] = [x, y], {"alpha": 3}
     for name in ("mul", "div"):
         of_operator[getattr(aten, name).Tensor] = [x, y], {}
-    of_operator[aten.matmul.default] = [x, y], {}
+    of_operator[aten.matmul.default] = of_operator[aten.copy.default] = [x, y], {}
     return of_operator.get(op, ([x - 0.5], {}))
 
 
@@ -59,3 +59,11 @@ def test_the_same_arguments_the_same_result(op: OpOverload) -> None:
 
 def test_other_operators_are_called_as_they_are() -> None:
     assert function_of(aten.sin.default) is aten.sin.default
+
+
+def test_a_copy_into_another_tensor_has_a_gradient() -> None:
+    x, new = torch.zeros(2, 3, dtype=torch.float64), torch.ones(3, requires_grad=True)
+    y = function_of(torch.ops.aten.copy.default)(x, new)
+    assert y.dtype == torch.float64
+    y.sum().backward()
+    assert torch.equal(new.grad, torch.full((3,), 2.0))

@@ -11,10 +11,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..torch_internals.operators import OpOverload, kernels_of_nn, name_of
 
 _aten, _nn = torch.ops.aten, kernels_of_nn
+
+
+def _copied(x: Tensor, new: Tensor, non_blocking: bool = False) -> Tensor:
+    """`new` in the shape, dtype and layout of `x`; torch has no gradient of its own operator."""
+    return torch.empty_like(x).copy_(new, non_blocking)
+
+
 _NAMES = (
     "conv1d", "conv2d", "conv3d", "batch_norm", "group_norm", "layer_norm", "max_pool2d", "relu", "relu_",
     "sigmoid", "tanh", "cat", "matmul", "bmm",
@@ -22,6 +30,7 @@ _NAMES = (
 _FUNCTIONS: dict[OpOverload, Callable[..., Any]] = {
     **{getattr(_aten, name).default: getattr(torch, name) for name in _NAMES},
     _aten.conv_transpose2d.input: torch.conv_transpose2d,
+    _aten.copy.default: _copied,
     _aten.add.Tensor: torch.add,
     _aten.add_.Tensor: torch.Tensor.add_,
     _aten.sub.Tensor: torch.sub,

@@ -41,6 +41,7 @@ def test_attention(case: Case) -> None:
 
 
 def test_causal_queries_need_the_keys_before_them() -> None:
-    spec = AttentionSpec((2, 8, 3), (2, 8, 3), (2, 8, 3), None, 1.0, True, 1, 0.0)
-    query, key, value = spec.needs(Box((0, 2, 0), (1, 4, 3)))
-    assert (query, key, value) == (Box((0, 2, 0), (1, 4, 3)), *[Box((0, 0, 0), (1, 4, 3))] * 2)
+    spec = AttentionSpec(*[(2, 1, 800, 3)] * 3, None, 1.0, True, 1, 0.0)
+    query, key, value = spec.needs(Box((0, 0, 200, 0), (1, 1, 400, 3)))
+    assert query == Box((0, 0, 200, 0), (1, 1, 400, 3))
+    assert key == value == Box((0, 0, 0, 0), (1, 1, 512, 3))

@@ -8,7 +8,7 @@ pointwise    pointwise operators, conversions; `views`: the same elements under 
 slicing      slices, splits, rows that are replaced; `joining`: concatenation, stacking, rows repeated
 indexing     indexing by tensors
 products     products and sums of products; `sums`: what is collected box by box
-attention    scaled dot-product attention
+attention    scaled dot-product attention; `streamed_attention`: with keys and values block by block
 transforms   softmax, sorting, Fourier transforms, matrices; `recurrent`: recurrent layers
 reductions   sums, means, norms, variances; `running`: reductions with a running value
 losses       losses: a term for each element, and their mean

@@ -9,18 +9,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..grid import Box, Interval, Shape
+from ..torch_internals.operators import is_flash_attention, safe_softmax
 from .call import OperatorCall
 from .labels import kept
 from .on_boxes import Local
 from .random.random_stream import Elements, RandomStream
 from .table import NotOnBoxes, operator
+
+AT_ONCE = 256
+"""Torch's kernel on a CPU multiplies later values, up to this number, by zero: what is not finite remains."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,8 @@ class AttentionSpec:
         query, key, value = (call[name].shape for name in ("query", "key", "value"))
         if min(len(query), len(key), len(value)) < 2:
             raise NotOnBoxes("attention of vectors")
+        if call["is_causal"] and call["attn_mask"] is not None:
+            raise NotOnBoxes("causal attention with a mask, which torch refuses")
         grouped = bool(call.given.get("enable_gqa")) and len(query) > 2
         if grouped and key[-3] != value[-3]:
             raise NotOnBoxes("attention with other heads of keys than of values")
@@ -57,9 +62,21 @@ class AttentionSpec:
         lead = torch.broadcast_shapes(self.query[:-2], self.key[:-2] if self.group == 1 else self.query[:-2])
         return (*lead, self.query[-2], self.key[-2])
 
+    @property
+    def skips_later_keys(self) -> bool:
+        """Whether keys after a query are left out, whatever they are.
+
+        Torch's fused kernels do so; where it has none, it adds -inf to their scores, and NaN stays NaN.
+        """
+        lead = (*self.query[:-3], self.query[-3] // self.group) if len(self.query) > 2 else ()
+        is_fused = (
+            len(self.query) == 4 and self.key[:-2] == self.value[:-2] == lead and self.query[-1] == self.value[-1]
+        )
+        return self.is_causal and not self.drop and is_fused
+
     def keys_seen(self, box: Box) -> int:
-        """How many keys the queries of a box of the output see."""
-        return min(self.key[-2], box.stop[-2]) if self.is_causal else self.key[-2]
+        """How many keys the queries of a box of the output need."""
+        return min(self.key[-2], -(-box.stop[-2] // AT_ONCE) * AT_ONCE) if self.skips_later_keys else self.key[-2]
 
     def needs(self, box: Box) -> Sequence[Box]:
         """For a box of the output: the boxes of queries, keys, values, and of the mask if there is one."""
@@ -79,6 +96,15 @@ class AttentionSpec:
             return x
         first, stop = box.start[-3], box.stop[-3]
         return x.repeat_interleave(self.group, -3).narrow(-3, first % self.group, stop - first)
+
+    def gathered(self, box: Box, y: Tensor, shape: Shape) -> Tensor:
+        """The adjoint of `served` and of broadcasting to the box's batch: sums over what shares a head or sample."""
+        if self.group > 1:
+            heads = shape[-3] * self.group
+            first = box.start[-3] % self.group
+            y = F.pad(y, (0, 0, 0, 0, first, heads - first - y.shape[-3]))
+            y = y.unflatten(-3, (-1, self.group)).sum(-3)
+        return y.sum_to_size(shape)
 
 
 def _part(shape: Shape, intervals: Sequence[Interval]) -> Box:
@@ -104,34 +130,37 @@ def attention(call: OperatorCall) -> Local:
 
     def run(box: Box, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         k, v = spec.served(box, k), spec.served(box, v)
-        rows = box.start[-2], box.stop[-2]
-        is_causal = spec.is_causal and rows[0] == 0 and mask is None
+        is_causal = spec.is_causal and box.start[-2] == 0
         if spec.is_causal and not is_causal:
-            mask = _both(causal_mask(rows, (0, k.shape[-2]), q.device), mask)
-        y = F.scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal, scale=spec.scale)
-        return kept(y, box, [last])
+            mask = causal_mask((box.start[-2], box.stop[-2]), (0, k.shape[-2]), q.device)
+            if mask is not None and _is_overwritten(q, k, v):
+                scores = (q * spec.scale) @ k.transpose(-2, -1)
+                return kept(scores.masked_fill(~mask, -math.inf).softmax(-1) @ v, box, [last])
+        return kept(F.scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal, scale=spec.scale), box, [last])
 
     return Local(spec.needs, run, flops)
 
 
-def _both(sees: Tensor | None, mask: Tensor | None) -> Tensor | None:
-    if sees is None or mask is None:
-        return mask if sees is None else sees
-    return mask & sees if mask.dtype == torch.bool else mask.masked_fill(~sees, -math.inf)
+def _is_overwritten(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether torch's causal attention overwrites the scores of later keys, and it matters: it adds -inf elsewhere."""
+    if q.device.type != "cpu" or torch.compiler.is_compiling() or not (q.numel() and k.numel()):
+        return False  # nothing is asked on a device, for which the host would wait
+    return is_flash_attention(q, k, v, True) and not bool(q.isfinite().all() & k.isfinite().all())
 
 
 def _dropped(
-    spec: AttentionSpec, stream: RandomStream, box: Box, q: Tensor, k: Tensor, v: Tensor, *rest: Any
+    spec: AttentionSpec, stream: RandomStream, box: Box, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None
 ) -> Tensor:
     """Attention with dropout, by the global indices of the attention weights."""
     k, v = spec.served(box, k), spec.served(box, v)
     scores = (q * spec.scale) @ k.transpose(-2, -1)
     seen = 0, k.shape[-2]
-    mask = rest[0] if rest else None
     if spec.is_causal:
-        mask = _both(causal_mask((box.start[-2], box.stop[-2]), seen, q.device), mask)
+        mask = causal_mask((box.start[-2], box.stop[-2]), seen, q.device)
     if mask is not None:
-        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-    shares = scores.softmax(-1)
+        if mask.dtype == torch.bool:
+            mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -math.inf)
+        scores = scores + mask
+    shares = scores.softmax(-1) if mask is None else safe_softmax(scores, -1)  # zeros where all is hidden
     own = Box((*box.start[:-1], 0), (*box.stop[:-1], seen[1]))
     return stream.scaled(shares, stream.kept(shares, spec.drop, Elements(spec.weights, own)), spec.drop) @ v

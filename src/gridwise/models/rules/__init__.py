@@ -3,6 +3,7 @@
 Importing a file of rules enters them into the table.
 """
 
+from . import attention as attention
 from . import convolutions as convolutions
 from . import creation as creation
 from . import diagonals as diagonals

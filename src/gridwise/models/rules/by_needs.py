@@ -44,18 +44,22 @@ def by_needs(call: Call) -> Placed:
 
 
 def _local(call: Call, operator: Local) -> Placed:
-    target, wants = _best(call, operator.needs, call.result.shape) if call.cut else (None, [None] * len(call.tensors))
-    placement, block = (
-        (Replicated(), Box.of_shape(call.result.shape)) if target is None else (Cut(target), call.block(target))
-    )
+    if call.cut:
+        return on_blocks(call, operator, *_best(call, operator.needs, call.result.shape))
+    return on_blocks(call, operator, None, [None] * len(call.tensors))
+
+
+def on_blocks(call: Call, operator: Local, target: Layout | None, wants: Sequence[Want]) -> Placed:
+    """A local operator on this worker's block of its output, or on all of it."""
+    block = Box.of_shape(call.result.shape) if target is None else call.block(target)
 
     def run(*given: Any) -> Any:
         return operator.run(*given[:1], block, *given[1:]) if operator.draws else operator.run(block, *given)
 
     if target is None:
-        return Placed(placement, run, wants, operator.draws)
+        return Placed(Replicated(), run, wants, operator.draws)
     made = call.unless_empty(Reaching(plain(run, call.tensors, wants)), *[target] * len(call.results))
-    return Placed(placement, made, wants, operator.draws)
+    return Placed(Cut(target), made, wants, operator.draws)
 
 
 def _summed(call: Call, operator: Summed) -> Placed:

@@ -1,4 +1,4 @@
-"""Products of tensors: matmul and its relatives, einsum, linear, attention.
+"""Products of tensors: matmul and its relatives, einsum, linear.
 
 Every dim of every tensor has a label, as in einsum. Labels of the result may be cut: each worker makes its block of the
 result from the parts of the tensors that this block needs. Labels that are summed over are whole.
@@ -11,16 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from ...grid import Box, Grid, Interval, Layout, Needs
-from ...operators.random.random_stream import Elements, RandomStream
-from ...torch_internals.operators import is_flash_attention, safe_softmax
+from ...grid import Grid, Interval, Layout, Needs
 from ..placement import Cut, GlobalTensor, Partial, Replicated, Want, grid_along
 from .call import Call, LocalFunction, NoRule, NothingCut, Placed
 from .pointwise import common_layout, needed_by
@@ -89,8 +83,7 @@ def product(
 ) -> Placed:
     """Any sum of products: each worker makes its block of the result, which is uncut along `whole`."""
     tensors, run = call.tensors, run or call.locally()
-    target = labelled(call, operands, result, whole) if call.cut else None
-    target = target or _worth_cutting(call, operands)
+    target = target_of(call, operands, result, whole)
     if target is None and call.cut:
         raise NothingCut
     if target is None:
@@ -99,6 +92,12 @@ def product(
     wants: list[Want] = [needed_of(target, value, labels, result) for value, labels in pairs]
     wants += [Replicated()] * (len(tensors) - len(operands))
     return Placed(Cut(target), plain(run, tensors, wants), wants)
+
+
+def target_of(call: Call, operands: Sequence[Labels], result: Labels, whole: Labels = ()) -> Layout | None:
+    """The layout of the result of a product; None if every worker computes all of it."""
+    target = labelled(call, operands, result, whole) if call.cut else None
+    return target or _worth_cutting(call, operands)
 
 
 def _worth_cutting(call: Call, operands: Sequence[Labels]) -> Layout | None:
@@ -233,77 +232,3 @@ def along_one(call: Call) -> Placed:
     if dim is None:  # the first with three elements
         dim = call.result.shape.index(3)
     return product(call, operands, labels, call.locally(dim=dim), whole=[labels[dim]])
-
-
-@rule("scaled_dot_product_attention", "_scaled_dot_product_attention_math")
-def attention(call: Call) -> Placed:
-    """Attention: batch, heads and queries may be cut; each worker gets all keys and values of its batch and heads."""
-    query, key = call.tensors[:2]
-    lead = query.dim - 2
-    batch = _names("b", lead)
-    operands = [[*batch, "l", "e"], [*batch, "s", "e"], [*batch, "s", "v"]]
-    mask = call["attn_mask"]
-    if mask is not None:
-        operands.append([*batch[lead - (mask.dim - 2) :], "l", "s"] if mask.dim >= 2 else ["s"])
-    result = [*batch, "l", "v"]
-    if call.given.get("enable_gqa"):
-        raise NoRule("attention with grouped queries")
-    if call["dropout_p"]:
-        return _with_dropout(call, operands, result)
-    placed = product(call, operands, result, whole=["v"])
-    if not call["is_causal"] or not isinstance(placed.outputs, Cut):
-        return placed
-    layout = placed.outputs.layout
-    if layout.grid.shape[lead] == 1:  # all queries are here: torch's own operator
-        return placed
-    block = call.block(layout)
-    start, stop = block.start[lead], block.stop[lead]
-    scale, keys = call.given.get("scale"), key.shape[-2]
-
-    def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        rows = torch.arange(start, stop, device=q.device)[:, None]
-        sees = rows >= torch.arange(keys, device=q.device)
-        if _leaves_out_later_keys(q, k, v):
-            scores = (q * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)) @ k.transpose(-2, -1)
-            return scores.masked_fill(~sees, -math.inf).softmax(-1) @ v
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v, sees, scale=scale)
-
-    return replace(placed, run=plain(causal, call.tensors, placed.inputs))
-
-
-def _leaves_out_later_keys(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether torch's causal attention overwrites the scores of later keys, and it matters: it adds -inf elsewhere."""
-    if q.device.type != "cpu" or torch.compiler.is_compiling() or not q.numel():
-        return False
-    is_flash = is_flash_attention(q, k, v, True)
-    return is_flash and not bool(q.isfinite().all() & k.isfinite().all())
-
-
-def _with_dropout(call: Call, operands: Sequence[Labels], result: Labels) -> Placed:
-    """Attention with dropout, by the global indices of the attention weights."""
-    placed = product(call, operands, result, whole=["v"])
-    query, key = call.tensors[:2]
-    p, causal, scale = call["dropout_p"], call["is_causal"], call.given.get("scale")
-    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    shape = (*query.shape[:-1], key.shape[-2])
-    block = None
-    if isinstance(placed.outputs, Cut):
-        own = call.block(placed.outputs.layout)
-        block = Box((*own.start[:-1], 0), (*own.stop[:-1], shape[-1]))
-
-    def attended(stream: RandomStream, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-        scores = (q * scale) @ k.transpose(-2, -1)
-        if causal:
-            first = 0 if block is None else block.start[-2]
-            mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril(first)
-        if mask is not None:
-            added = (
-                torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -math.inf)
-                if mask.dtype == torch.bool
-                else mask
-            )
-            scores = scores + added
-        shares = scores.softmax(-1) if mask is None else safe_softmax(scores, -1)  # zeros where all is hidden
-        return stream.scaled(shares, stream.kept(shares, p, Elements(shape, block)), p) @ v
-
-    return replace(placed, run=plain(attended, call.tensors, placed.inputs), draws=True)

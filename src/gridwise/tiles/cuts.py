@@ -1,0 +1,161 @@
+"""How stages are cut into tiles: along the dims that cost the least extra work, until what a tile holds fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+
+from ..costs.convolutions import SMALL as SMALL_FOR_ONEDNN
+from ..grid import Box, Shape
+from ..operators.on_boxes import Local
+from .arrays import runs_of
+from .cone import Stage, cuts_of
+from .footprint import footprint
+from .graph import GlobalValue, Operation
+
+
+def middle(shape: Shape, counts: Sequence[int]) -> Box:
+    """The tile in the middle."""
+    ends = []
+    for n, count in zip(shape, counts, strict=True):
+        cuts = cuts_of(n, count)
+        place = min((len(cuts) - 1) // 2, max(0, len(cuts) - 2))
+        ends.append((cuts[place], cuts[place + 1]))
+    return Box.of_intervals(ends)
+
+
+def work_of(stage: Stage, counts: Sequence[int]) -> float:
+    box = middle(stage.shape, counts)
+    return stage.flops(stage.hulls(box)) * count_of(stage, counts)
+
+
+def largest(stage: Stage, counts: Sequence[int], backward: bool) -> int:
+    return footprint(stage, middle(stage.shape, counts), backward)
+
+
+def peak_of(stage: Stage, backward: bool) -> int:
+    """The bytes that a tile holds, forward and, if wanted, backward."""
+    peak = largest(stage, stage.counts, False)
+    if backward and stage.requires_grad:
+        peak = max(peak, largest(stage, stage.counts_back, True))
+    return peak
+
+
+def cut(stage: Stage, memory: int | None, backward: bool, tile: Shape | None) -> None:
+    """Decide the number of tiles along each dim."""
+    start = _counts_of_tile(stage, tile)
+    stage.counts = _fitting(stage, memory, start, lambda counts: largest(stage, counts, False))
+    stage.counts_back = stage.counts
+    if backward and stage.requires_grad:
+        stage.counts_back = _fitting(stage, memory, stage.counts, lambda counts: largest(stage, counts, True))
+
+
+def _counts_of_tile(stage: Stage, tile: Shape | None) -> tuple[int, ...]:
+    """As many tiles along the last dims as `tile` says, where that leaves less to read for each."""
+    shape = stage.shape
+    counts = [1] * len(shape)
+    if tile is None or len(shape) <= len(tile) or all(value.is_fixed for value in stage.reads):
+        return tuple(counts)  # what is made of parameters alone is small
+    whole = _bytes_read(stage, counts)
+    for d, size in zip(range(len(shape) - len(tile), len(shape)), tile, strict=True):
+        count = -(-shape[d] // size)
+        alone = tuple(count if e == d else 1 for e in range(len(shape)))
+        if count > 1 and (not whole or _bytes_read(stage, alone) < 0.9 * whole):
+            counts[d] = count
+    return tuple(counts)
+
+
+def exceeds(stage: Stage, tile: Shape | None) -> bool:
+    """Whether a tile computes much more of a value at once than `tile`, though that might be stored."""
+    if tile is None:
+        return False
+    hulls = stage.hulls(middle(stage.shape, stage.counts))
+    for operation in stage.operations[:-1]:
+        shape = hulls[operation.outputs[0]].shape
+        if len(shape) > len(tile) and all(n > 2 * t + HALO for n, t in zip(shape[-len(tile) :], tile, strict=True)):
+            return True
+    return False
+
+
+HALO = 8
+"""How much larger than twice a tile what it is computed from may be."""
+
+
+def _fitting(
+    stage: Stage, memory: int | None, counts: tuple[int, ...], size: Callable[[tuple[int, ...]], int]
+) -> tuple[int, ...]:
+    """The counts, increased along the cheapest dims until a tile fits; as far as that goes."""
+    if memory is None:
+        return counts
+    now = size(counts)
+    while now > memory:
+        found = _finer_ones(stage, counts, now, size, only_less_to_read=True)
+        found = found or _finer_ones(stage, counts, now, size, only_less_to_read=False)
+        if not found:
+            return counts
+        _, now, counts = min(found)
+    return counts
+
+
+def _finer_ones(
+    stage: Stage, counts: tuple[int, ...], now: int, size: Callable[[tuple[int, ...]], int], only_less_to_read: bool
+) -> list[tuple[float, int, tuple[int, ...]]]:
+    """What one more cut along each dim costs, and how much a tile then holds.
+
+    Cutting output channels makes a convolution read the same again, and less efficient: a last resort.
+    """
+    found: list[tuple[float, int, tuple[int, ...]]] = []
+    before = _bytes_read(stage, counts)
+    for d, n in enumerate(stage.shape):
+        finer = _finer(n, counts[d])
+        if finer is None:
+            continue
+        trial = (*counts[:d], finer, *counts[d + 1 :])
+        then = size(trial)
+        if then < 0.97 * now and (not only_less_to_read or _bytes_read(stage, trial) < 0.95 * before or not before):
+            gain = 1 - then / now
+            found.append((_cost(stage, trial) / gain**0.5, then, trial))
+    return found
+
+
+def _bytes_read(stage: Stage, counts: Sequence[int]) -> int:
+    """What the tile in the middle reads."""
+    hulls = stage.hulls(middle(stage.shape, counts))
+    return sum(hulls[v].volume * v.spec.dtype.itemsize for v in stage.reads if not v.is_fixed)
+
+
+def _finer(extent: int, count: int) -> int | None:
+    """A larger number of parts, whose size is smaller; about twice as many."""
+    size = -(-extent // count)
+    return None if size == 1 else -(-extent // (-(-size // 2)))
+
+
+def _cost(stage: Stage, counts: tuple[int, ...]) -> float:
+    """The work of all tiles, with what each costs besides."""
+    box = middle(stage.shape, counts)
+    hulls = stage.hulls(box)
+    work = sum(each.operator.flops * hulls[each.outputs[0]].volume * slowness(each, hulls) for each in stage.operations)
+    moved = [(root, box) for root in stage.roots] + [(v, hulls[v]) for v in stage.reads if not v.is_fixed]
+    for value, part in moved:
+        length = runs_of(value.shape, part)[1]
+        work += PER_BYTE * part.volume * value.spec.dtype.itemsize + PER_RUN * part.volume / max(1, length)
+    return (work + PER_STEP * len(stage.operations)) * count_of(stage, counts)
+
+
+PER_STEP, PER_BYTE, PER_RUN = 2e5, 6.0, 4e3
+"""What an operator of a tile costs besides its work, a byte that is moved, and a run of bytes; in operations."""
+
+
+def slowness(operation: Operation, hulls: Mapping[GlobalValue, Box]) -> float:
+    """How much slower torch is for small inputs of a convolution, which it does not give to oneDNN."""
+    if not operation.name.startswith(("conv1d", "conv2d", "conv3d")) or not isinstance(operation.operator, Local):
+        return 1.0
+    x = hulls[operation.inputs[0]].shape
+    is_small = len(x) > 3 and x[0] == 1 and prod(x[:4]) <= SMALL_FOR_ONEDNN
+    return 8.0 if is_small and operation.inputs[0].spec.device.type == "cpu" else 1.0
+
+
+def count_of(stage: Stage, counts: Sequence[int]) -> int:
+    if stage.whole is not None:
+        return 1
+    return prod(len(cuts_of(n, c)) - 1 for n, c in zip(stage.shape, counts, strict=True))

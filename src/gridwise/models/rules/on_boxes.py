@@ -149,6 +149,10 @@ def unfold(call: Call) -> Placed:
     dim = call["dimension"] % x.dim
     windows = recut(layout, dim, balanced_cuts(call.result.shape[dim], layout.grid.shape[dim]))
     target = with_dims(layout, [*windows.cuts, (0, call["size"])])
+    if not x.is_cut_along([dim]):  # a view of each block, as in torch
+        return Placed(Cut(target), call.locally())
+    if call.keeps_alias:
+        raise NoRule("a view that is written to, of blocks that have to be moved")
     return by_boxes(call, operator_of(call), layout, target)
 
 

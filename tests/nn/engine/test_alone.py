@@ -126,8 +126,8 @@ def test_hooks_run_under_compile(kind: str) -> None:
 
 def test_a_class_of_a_user_goes_its_own_way():
     class Mine(nn.DistributedConv1d):
-        def _local(self, x, share):
-            return super()._local(x, share) + 1
+        def _local(self, x):
+            return super()._local(x) + 1
 
     layer, x = Mine(alone(3), 1, 1, 1, bias=False), torch.zeros(1, 1, 3)
     for _ in range(3):

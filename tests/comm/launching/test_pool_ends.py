@@ -56,20 +56,13 @@ def test_the_folders_of_workers_that_load_data_are_removed(tmp_path: Path) -> No
 
 
 LOADS = """
-import os, sys, torch
+import multiprocessing.util, sys
 from gridwise import launch
-
-class Breaks(torch.utils.data.Dataset):
-    def __len__(self):
-        return 4
-    def __getitem__(self, i):
-        if i == 3:
-            raise OSError("the disk has lost it")
-        return torch.ones(10)
 
 def load():
     sys.stdout.close()
-    return list(torch.utils.data.DataLoader(Breaks(), num_workers=1))
+    multiprocessing.util.get_temp_dir()  # as a DataLoader with processes does for its queues
+    raise OSError("the disk has lost it")
 
 if __name__ == "__main__":
     try:

@@ -124,6 +124,25 @@ class UNet(nn.Module):
         return self.leave(torch.cat([x, self.up(self.below(x))], 1))
 
 
+@workers(2)
+def test_autocast_that_is_not_the_same_on_all_workers_is_refused_by_all() -> None:
+    P, rows = (gridwise.world().create_cartesian_topology_partition(shape) for shape in ([1, 1, 2, 1], [2, 1]))
+    x = torch.ones(2, 4, 3, 5)
+    mine = {0: {"enabled": False}, 1: {"dtype": torch.bfloat16}}[P.rank]
+    for name in ("Conv2d", "Linear", "BatchNorm2d", "GroupNorm", "MaxPool2d"):
+        layer = getattr(gridwise.nn, f"Distributed{name}")(rows if name == "Linear" else P, *LAYERS[name][1])
+        block = x[0, 0] if name == "Linear" else x
+        layer(block)
+        told = r"(?s)not in the same mode.*worker 0: autocast: off.*worker 1: autocast: torch.bfloat16 on cpu"
+        with pytest.raises(gridwise.errors.PartitionError, match=told), torch.autocast("cpu", **mine):
+            layer(block)
+        with (
+            torch.autocast("cpu", torch.bfloat16 if P.rank else torch.float16),
+            pytest.raises(gridwise.errors.PartitionError, match=r"(?s)worker 0: autocast: torch.float16 on cpu"),
+        ):
+            layer(block)
+
+
 @workers(1, 2, 4, transports=("mpi",))
 def test_steps_of_a_unet_with_a_scaler(gridwise_setting: tuple[str, int]) -> None:
     """An infinity in the gradient of one worker skips the step on all, as it would in the sequential program."""

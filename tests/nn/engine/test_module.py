@@ -10,6 +10,12 @@ from gridwise.nn import Module
 from gridwise.testing import workers
 
 
+def test_the_base_of_layers_has_little_state() -> None:
+    """Who the layer is, its plans, and flags: what a call is about belongs in its plan."""
+    own = {name for name in vars(Module()) if name.startswith("_")} - set(vars(torch.nn.Module()))
+    assert len(own) <= 7, sorted(own)
+
+
 class Recording(Module):
     def __init__(self) -> None:
         super().__init__()

@@ -139,8 +139,9 @@ def test_channels_last_far_from_zero_loses_no_digits(name):
     x = 1000 + torch.randn(2, 4, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     expected = getattr(torch.nn, name)(*arguments).double()(x)[gridwise.local_slice(P_x, x.shape)]
     mine = x[gridwise.local_slice(P_x, x.shape)].float().to(memory_format=torch.channels_last)
-    y = getattr(gridwise.nn, f"Distributed{name}")(P_x, *arguments)(mine)
-    assert (y - expected).abs().max() < 1e-3
+    layer = getattr(gridwise.nn, f"Distributed{name}")(P_x, *arguments)
+    for _ in range(2):
+        assert (layer(mine) - expected).abs().max() < 1e-3
 
 
 @workers(2)

@@ -1,7 +1,7 @@
 """What every distributed layer runs on.
 
 module, layer        the base of all layers, and of those with parameters
-plans                what set-ups assigned, kept for inputs that recur
+identity, plans      who a layer is to the other workers; what set-ups assigned, kept for inputs that recur
 agreement, mode      what workers must agree on, and the one error if they do not; switch: on/off settings
 operator             linear operators and their bridge to autograd
 carrier              carries out one worker's part of a route, and its adjoint

@@ -16,6 +16,13 @@ def autocasts() -> bool:
     return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
 
 
+def autocast_dtypes() -> dict[str, torch.dtype]:
+    """The dtype to which autocast lowers products on each kind of device; empty where it is off."""
+    if not autocasts():
+        return {}
+    return {kind: torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)}
+
+
 def dtype_of_products(x: Tensor) -> torch.dtype:
     """The dtype in which torch computes products of `x` here: autocast may lower it."""
     if not x.is_floating_point():

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 import xxhash
@@ -29,6 +29,7 @@ from ..parameters.gradient_wire import current_wire
 from ..parameters.replicas import Replica
 from ..parameters.whole_tensor import refuse_dtensor
 from .agreement import Ballot, gather_lines, key_of
+from .autocast import autocast_dtypes
 from .mode import StateStructure, structure_of_state
 from .module import Module
 from .operator import Ticket
@@ -77,7 +78,7 @@ class Layer(Module):
         try:
             agree_build(self._transport, self._team, self._title, problem, device)
         except GridwiseError:
-            self._transport.uncount(self._counted_as)
+            self._transport.uncount(self._identity.counted_as)
             raise
         assert template is not None
         whole, where = make(device), spreads(template)
@@ -156,13 +157,12 @@ class Layer(Module):
             "  fix: load_state_dict() takes the global tensor, and each worker its block of it"
         )
 
-    def _rename(self, text: str) -> None:
-        super()._rename(text)
-        if self._transport is not None:
-            holders_of_blocks[self] = self._transport
-        self._shared = {
-            name: (shared, key_of(f"{self._ticket.key} {name}")) for name, (shared, _) in self._shared.items()
-        }
+    def __deepcopy__(self, memo: dict) -> Layer:
+        twin: Any = super().__deepcopy__(memo)
+        if twin._transport is not None:
+            holders_of_blocks[twin] = twin._transport
+        twin._shared = {n: (shared, key_of(f"{twin._ticket.key} {n}")) for n, (shared, _) in twin._shared.items()}
+        return cast(Layer, twin)
 
     def _weight_and_bias(self) -> tuple[Any, Tensor | None]:
         """Both as by `_parameter`; their gradients are summed in one message where the same workers share them."""
@@ -202,7 +202,8 @@ class Layer(Module):
         return torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters(recurse=False))
 
     def _mode(self) -> Hashable:
-        return self.training, current_wire(), None if self._read_settings is None else self._read_settings(self)
+        settings = None if self._read_settings is None else self._read_settings(self)
+        return self.training, current_wire(), tuple(autocast_dtypes().items()), settings
 
     def _state_structure(self) -> StateStructure:
         names, looks = structure_of_state(self)
@@ -239,6 +240,8 @@ class Layer(Module):
         try:
             with torch.no_grad():
                 call(one)
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             raise PartitionError(f"{self._title}: {error}") from None
 
@@ -260,7 +263,6 @@ class Layer(Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Layer:
         super()._apply(fn, recurse)
-        self.__dict__["_torch_structures"] = frozenset()
         self._label()
         return self
 
@@ -292,7 +294,7 @@ class Layer(Module):
                 mine[prefix + name] = spread.cut(value, rank)
         super()._load_from_state_dict(mine, prefix, local_metadata, strict, *rest)
         self._label()
-        self.__dict__.update(_replicas_are_new=True, _torch_structures=frozenset())
+        self.__dict__["_replicas_are_new"] = True
 
 
 def _block_of_deferred(value: Tensor, spread: Spread, rank: int) -> Tensor:

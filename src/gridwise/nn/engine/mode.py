@@ -17,7 +17,7 @@ from ...torch_internals.modes import without_torch_function
 from ..parameters.gradient_wire import current_wire
 from ..parameters.replicas import checks_every
 from .agreement import Ballot, is_on, key_of
-from .autocast import autocasts
+from .autocast import autocast_dtypes
 from .grid_random import sequential
 
 SHOWN = 6
@@ -87,7 +87,7 @@ def _settings(module: torch.nn.Module) -> dict[str, str]:
     """Everything that a mode consists of, in words."""
     settings = {
         "autograd": "on" if torch.is_grad_enabled() else "off",
-        "autocast": "on" if autocasts() else "off",
+        "autocast": ", ".join(f"{dtype} on {kind}" for kind, dtype in autocast_dtypes().items()) or "off",
         "sequential_random": "off" if sequential.get() is None else "on",
         "gradient_wire": "full" if current_wire() is None else str(current_wire()),
         "GRIDWISE_CHECK_REPLICAS": str(checks_every()),

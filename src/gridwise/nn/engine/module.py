@@ -7,8 +7,8 @@ are those that subclasses of DistDL's layers override. What is new is the agreem
 that leaves this worker's block as it was is noticed too, and all workers plan anew together (`agreement`). Layers of
 this package also keep their plans for inputs that recur (`plans`).
 
-A layer on a single worker has nobody to agree with: after the first call with an input of some structure, it only calls
-torch's own function (`_by_torch`). What that refuses is reported in this package's words.
+A layer on a single worker has nobody to agree with. Most can then plan to call torch's own function (`_by_torch`): once
+planned, an input of that look is checked by nobody but torch, and what it refuses is refused in this package's words.
 """
 
 from __future__ import annotations
@@ -26,18 +26,16 @@ from torch.utils.hooks import RemovableHandle
 
 from ...comm.transports.base import Team, Transport
 from ...errors import PartitionError
-from ...grid import union_of
 from ...partition import Partition
 from ...torch_internals.modules import forward_pre_hooks, has_hooks
 from ..parameters.replicas import Replica, agree_replicas, is_due
-from .agreement import Structure, agree_common, agree_plan, is_on, key_of
+from .agreement import Structure, agree_common, agree_plan, is_on
 from .arguments import need_first_partition, problem_with_inference, refuse_transforms
+from .identity import Identity
 from .mode import NO_STATE, StateStructure, agree_mode, without_shapes
 from .operator import Operator, Ticket, apply
-from .plans import LayerPlan, LayerPlans
+from .plans import BY_TORCH, UNPLANNED, LayerPlan, LayerPlans
 
-_REFUSALS = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, AssertionError)
-"""What torch raises for inputs that it cannot take."""
 _CONTRACT = frozenset(
     {"_distdl_module_setup", "_distdl_module_teardown", "_distdl_input_changed", "_distdl_module_requires_reset"}
 )
@@ -90,7 +88,7 @@ class Module(torch.nn.Module):
         cls._read_settings = operator.attrgetter(*cls._settings) if cls._settings else None
         if "forward" in cls.__dict__:
             cls.forward = _planned_for(cls.forward)
-        foreign = cls.__module__.partition(".")[0] != __name__.partition(".")[0]
+        foreign = cls.__module__.partition(".")[0] not in ("gridwise", "gridwise_compat")
         if foreign and "_keeps_plans" not in cls.__dict__ and not _CONTRACT.isdisjoint(cls.__dict__):
             cls._keeps_plans = False
         if foreign:
@@ -99,33 +97,31 @@ class Module(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self._distdl_is_setup = False
+        self._identity = Identity.of_class(type(self).__name__)
         self._plans = LayerPlans()
-        self._assigned: set[str] | None = None
-        self._transport: Transport | None = None
-        self._team: Team = ()
-        self._is_outside = False
-        """Whether this worker is in none of the layer's partitions."""
-        self._ticket = Ticket(key_of(type(self).__name__), 0)
-        self._title = type(self).__name__
-        self._copies = 0
         self._replicas_are_new = True
         """Whether replicas have not been compared since they were made, loaded or assigned."""
-        self._is_called = False
-        """Whether a call is in progress, and the layer set up for it."""
-        self._torch_structures: frozenset[Hashable] = frozenset()
-        """On a single worker, the input structures that torch's function takes; none after a change of the layer."""
-        self._calls_torch = False
+        self._in_progress: LayerPlan | None = None
+        """The plan of the call in progress, from the time when it was planned for."""
         self._own_hook = self.register_forward_pre_hook(type(self)._distdl_forward_pre_hook).id
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():  # not within `try`, at which the compiler would break the graph
-            if self._torch_structures and not kwargs and not self._has_hooks:
+            if self._plans.settled and not kwargs and not self._has_hooks:
                 return self._by_torch(*args)  # type: ignore[misc]
             return outside_of_graphs(torch.nn.Module.__call__, self, *args, **kwargs)
+        if kwargs:
+            args, kwargs = self._by_position(args, kwargs)
         try:
             return super().__call__(*args, **kwargs)
         finally:
-            self.__dict__["_is_called"] = False
+            self.__dict__["_in_progress"] = None
+
+    def _by_position(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a call, given by their names, where `forward` takes them, as plans are made for positions."""
+        bound = _signature(type(self).forward).bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        return bound.args[1:], bound.kwargs
 
     @property
     def _has_hooks(self) -> bool:
@@ -142,54 +138,77 @@ class Module(torch.nn.Module):
 
     def _takes_part(self, *partitions: Partition, signature: str = "") -> None:
         """Name the partitions of this layer; `signature` (its arguments) tells it from others of its class."""
-        transport = partitions[0].transport
-        self._transport = transport
-        self._team = union_of([partition.grid for partition in partitions])
-        self._is_outside = transport.rank not in self._team
-        grids = " -> ".join(f"{partition.shape} of {_short(partition.ranks)}" for partition in partitions)
-        self._title = f"{type(self).__name__}({grids}{', ' if signature else ''}{signature})"
-        text = self._counted_as = f"{type(self).__name__} {[p.grid.digest for p in partitions]} {signature}"
-        self._ticket = Ticket(key_of(f"{text} #{transport.ordinal(text)}"), 0)
+        self._identity = Identity.in_partitions(type(self).__name__, partitions, signature)
+
+    @property
+    def _transport(self) -> Transport | None:
+        return self._identity.transport
+
+    @property
+    def _team(self) -> Team:
+        return self._identity.team
+
+    @property
+    def _title(self) -> str:
+        return self._identity.title
+
+    @property
+    def _says(self) -> str:
+        """`_title` under its name of earlier versions, for layers outside this package."""
+        return self._identity.title
+
+    @property
+    def _ticket(self) -> Ticket:
+        return self._identity.ticket
+
+    @property
+    def _is_outside(self) -> bool:
+        return self._identity.is_outside
 
     def __deepcopy__(self, memo: dict) -> Module:
         """A layer of its own, which no worker can take for the original; all workers of the layer must copy it."""
         twin = memo[id(self)] = type(self).__new__(type(self))
-        self.__dict__["_copies"] = self._copies + 1
+        memo[id(self._identity)] = self._identity.copied()
         twin.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()})
-        twin._rename(f"copy {self._copies} of {self._ticket.key}")
+        twin.__dict__["_replicas_are_new"] = True
         return twin
-
-    def _rename(self, text: str) -> None:
-        """Derive from `text` the key by which the other workers know this layer."""
-        self.__dict__.update(
-            _ticket=Ticket(key_of(text), 0), _copies=0, _replicas_are_new=True, _torch_structures=frozenset()
-        )
 
     # The contract that subclasses override
 
     @staticmethod
     def _distdl_forward_pre_hook(self: Module, input: tuple) -> None:
         """Set the layer up if necessary; registered as a forward pre-hook."""
-        refuse_transforms(self, self._title, input)
-        if (
-            self._torch_structures
-            and self._distdl_is_setup
-            and self._structure_for_torch(input) in self._torch_structures
-        ):
-            self.__dict__.update(_is_called=True, _calls_torch=True)
-            return
-        if not self._is_outside:
-            self._agree_on_plan(input)
-            if self._can_call_torch(input):
-                self.__dict__["_torch_structures"] = frozenset(
-                    {*self._torch_structures, self._structure_for_torch(input)}
-                )
-        self.__dict__.update(_is_called=True, _calls_torch=False)
+        refuse_transforms(self, self._identity.title, input)
+        settled = self._plans.settled
+        if settled and _look_of(input) in settled:
+            self.__dict__["_in_progress"] = BY_TORCH
+        else:
+            self.__dict__["_in_progress"] = UNPLANNED if self._identity.is_outside else self._agree_on_plan(input)
 
-    def _structure_for_torch(self, input: tuple) -> Hashable:
-        """What decides whether torch's function takes an input as it took an earlier one."""
-        found = [(x.shape, x.dtype, x.device, x.requires_grad) if isinstance(x, Tensor) else None for x in input]
-        return tuple(found), self.training, torch.is_grad_enabled()
+    def _agree_on_plan(self, input: tuple) -> LayerPlan:
+        """Agree with all workers of the layer on a plan for this input, made now if necessary, and apply it."""
+        identity, guarded = self._identity, is_on()
+        problem = self._found_problem(input)
+        plan = self._plan_at_hand(input, guarded) if problem is None else None
+        if plan is None and problem is None:
+            problem = self._problem_with_state(input)
+        number = plan.number if plan is not None else 0
+        if identity.transport is not None:
+            ticket = identity.ticket.called_again()
+            number = agree_plan(identity.transport, identity.team, identity.title, ticket.number, number, problem)
+            identity.ticket = ticket  # a call counts once all have joined it
+        elif problem is not None:
+            raise ValueError(f"{identity.title}: {problem}")
+        if plan is None or not number:
+            common = self._common_plan(input) if guarded and self._keeps_plans else None
+            plan = common or self._set_up(input, guarded)
+        if identity.transport is not None and is_due(identity.ticket.call):
+            agree_replicas(identity.transport, identity.team, identity.title, self._replicas())
+        if plan is not self._plans.current:
+            self._apply_plan(plan)
+        if plan.by_torch:
+            self._plans.settled.add(_look_of(input))
+        return plan
 
     @property
     def _is_torchs_own(self) -> bool:
@@ -198,35 +217,21 @@ class Module(torch.nn.Module):
 
     def _can_call_torch(self, input: tuple) -> bool:
         """Whether torch's own function does all that this layer has to do for such an input."""
-        if self._by_torch is None or len(self._team) != 1 or not self._is_torchs_own:
+        if self._by_torch is None or not self._identity.is_alone or not self._is_torchs_own:
             return False
         return all(isinstance(x, Tensor) and x.numel() and not x.is_meta for x in input)
 
-    def _agree_on_plan(self, input: tuple) -> None:
-        """Agree with all workers of the layer on a plan for this input, made now if necessary, and apply it."""
-        problem = self._problem_with(input) or problem_with_inference(self._parameters.values(), input)
-        plan = self._plan_at_hand(input) if problem is None else None
-        if plan is None and problem is None:
-            problem = self._problem_with_state(input)
-        number = plan.number if plan is not None else 0
-        if self._transport is not None:
-            ticket = self._ticket.called_again()
-            number = agree_plan(self._transport, self._team, self._title, ticket.number, number, problem)
-            # a call counts once all have joined it; torch's own `__setattr__` is slow
-            self.__dict__["_ticket"] = ticket
-        elif problem is not None:
-            raise ValueError(f"{self._title}: {problem}")
-        if plan is None or not number:
-            plan = self._common_plan(input) or self._set_up(input)
-        if self._transport is not None and is_due(self._ticket.call):
-            agree_replicas(self._transport, self._team, self._title, self._replicas())
-        self._apply_plan(plan)
+    def _found_problem(self, input: tuple) -> str | None:
+        try:
+            return self._problem_with(input) or problem_with_inference(self._parameters.values(), input)
+        except (RuntimeError, TypeError, ValueError) as error:  # torch's, for a dtype that cannot be checked, say
+            return str(error)
 
-    def _plan_at_hand(self, input: tuple) -> LayerPlan | None:
-        """The plan that this worker would use for the input, if it has one."""
-        if is_on() and self._replicas_are_new:
+    def _plan_at_hand(self, input: tuple, guarded: bool) -> LayerPlan | None:
+        """The plan that this worker would use for the input, if it has one; `guarded` if workers agree before calls."""
+        if guarded and self._replicas_are_new:
             return None  # they are compared at set-up
-        if self._keeps_plans and is_on() and not self._was_reset:
+        if self._keeps_plans and guarded and not self._was_reset:
             return self._plans.find(self._structure_of(input))
         return None if self._distdl_module_requires_reset(input) else self._plans.current
 
@@ -237,47 +242,60 @@ class Module(torch.nn.Module):
 
     def _common_plan(self, input: tuple) -> LayerPlan | None:
         """A kept plan that fits on all workers, even if it is not the newest that fits on each."""
-        if not (self._keeps_plans and is_on() and self._plans.count > 1) or self._transport is None:
+        identity = self._identity
+        if identity.transport is None or self._plans.count <= 1:
             return None
         anew = self._was_reset or self._replicas_are_new
         candidates = self._plans.candidates(() if anew else self._structure_of(input))
-        number = agree_common(self._transport, self._team, self._title, candidates)
+        number = agree_common(identity.transport, identity.team, identity.title, candidates)
         return self._plans.take(number) if number else None
 
-    def _set_up(self, input: tuple) -> LayerPlan:
+    def _set_up(self, input: tuple, guarded: bool) -> LayerPlan:
         if self._distdl_is_setup:
             self._distdl_is_setup = False
             self._distdl_module_teardown(input)
         self._plans.begin()
-        self._plans.current = None
-        if self._transport is not None and (mode := self._mode()) is not None:
-            new, mode = self._replicas_are_new, (mode, without_shapes(self._state_structure()))
-            new = agree_mode(self._transport, self._team, self._title, mode, self, new)
-            self._refuse_state()
-            if new:
-                agree_replicas(self._transport, self._team, self._title, self._replicas())
-        if is_on():
+        self._agree_on_state()
+        if guarded:
             self.__dict__["_replicas_are_new"] = False
-        self._assigned = names = set[str]()
-        try:
+        with self._plans.noting_assignments() as names:
             self._distdl_module_setup(input)
-            assigned = {name: self.__dict__[name] for name in names if name in self.__dict__}
-        finally:
-            self.__dict__["_assigned"] = None
+        assigned = {name: self.__dict__[name] for name in names if name in self.__dict__}
         keep = self._keeps_plans and len(assigned) == len(names)
-        return self._plans.add(self._structure_of(input), assigned, keep)
+        return self._plans.add(self._structure_of(input), assigned, keep, self._can_call_torch(input))
+
+    def _agree_on_state(self) -> None:
+        """Raise on all workers unless they are in the same mode and hold the same parameters."""
+        identity, mode = self._identity, self._mode()
+        if identity.transport is None or mode is None:
+            return
+        who = identity.transport, identity.team, identity.title
+        new = agree_mode(*who, (mode, without_shapes(self._state_structure())), self, self._replicas_are_new)
+        self._refuse_state()
+        if new:
+            agree_replicas(*who, self._replicas())
 
     def _apply_plan(self, plan: LayerPlan) -> None:
         """Restore the attributes that the set-up of `plan` assigned."""
-        if plan is not self._plans.current:
-            self.__dict__.update(plan.assigned)
-            self._plans.current = plan
-            self.__dict__["_distdl_is_setup"] = True
+        self.__dict__.update(plan.assigned)
+        self._plans.current = plan
+        self.__dict__["_distdl_is_setup"] = True
+
+    def _run_by_torch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of torch's own function; what it refuses is refused in this package's words."""
+        try:
+            return self._by_torch(*args, **kwargs)  # type: ignore[misc]
+        except Exception:
+            self._distdl_is_setup = False
+            self._agree_on_plan(args)  # from the beginning, with all checks
+            raise  # it is not about the input
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self.__dict__["_torch_structures"] = frozenset()
-        if self.__dict__.get("_assigned") is not None:
-            self._assigned.add(name)  # type: ignore[union-attr]
+        plans: LayerPlans | None = self.__dict__.get("_plans")
+        if plans is not None:
+            plans.settled.clear()
+        if plans is not None and plans.assigned is not None:
+            plans.assigned.add(name)
         elif name in self._settings and isinstance(value, list):
             value = tuple(value)  # a change inside a list would go unnoticed
         elif name in self._fixed and self.__dict__.get(name, value) != value:
@@ -347,21 +365,28 @@ def _planned_for(forward: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(forward)
     def planned(self: Module, *args: Any, **kwargs: Any) -> Any:
-        if self._calls_torch:
-            self.__dict__["_calls_torch"] = False
-            try:
-                return self._by_torch(*args, **kwargs)  # type: ignore[misc]
-            except _REFUSALS:  # raised below in our words, or again by the layer's own `forward`
-                self._agree_on_plan(args)
-        if self._is_called:
-            return forward(self, *args, **kwargs)
+        plan = self._in_progress
+        if plan is not None:
+            return self._run_by_torch(args, kwargs) if plan.by_torch else forward(self, *args, **kwargs)
+        if kwargs:
+            args, kwargs = self._by_position(args, kwargs)
         try:
             self._distdl_forward_pre_hook(self, args)
+            self.__dict__["_in_progress"] = self._in_progress or UNPLANNED
             return planned(self, *args, **kwargs)
         finally:
-            self.__dict__["_is_called"] = False
+            self.__dict__["_in_progress"] = None
 
     return planned
+
+
+_signature = functools.cache(inspect.signature)
+
+
+def _look_of(input: tuple) -> Hashable:
+    """What of an input decides whether torch's function takes it as it took another, as long as the layer is as it was."""
+    looks = [(x.shape, x.dtype, x.device, x.requires_grad) if isinstance(x, Tensor) else None for x in input]
+    return tuple(looks), torch.is_grad_enabled()
 
 
 def outside_of_graphs(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -371,7 +396,3 @@ def outside_of_graphs(call: Callable[..., Any], *args: Any, **kwargs: Any) -> An
 
 # What the decorator `torch.compiler.disable` sets; calling it here would import the compiler, seconds on every worker.
 outside_of_graphs._torchdynamo_disable = True  # type: ignore[attr-defined]
-
-
-def _short(ranks: tuple[int, ...]) -> str:
-    return str(ranks) if len(ranks) <= 8 else f"({ranks[0]}, ..., {ranks[-1]})"

@@ -8,7 +8,8 @@ Each worker proposes its newest plan that fits; where these differ, all look for
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,14 @@ class LayerPlan:
     """The structure of the input on this worker."""
     assigned: dict[str, Any]
     """The attributes that set-up gave the layer."""
+    by_torch: bool = False
+    """Whether torch's own function makes the call, on a single worker."""
+
+
+UNPLANNED = LayerPlan(0, None, {})
+"""The plan of a worker in none of a layer's partitions."""
+BY_TORCH = LayerPlan(0, None, {}, by_torch=True)
+"""The plan of a worker that is alone, once the layer's own plan for such an input was one by torch."""
 
 
 class LayerPlans:
@@ -33,6 +42,10 @@ class LayerPlans:
     def __init__(self) -> None:
         self.count = 0
         self.current: LayerPlan | None = None
+        self.assigned: set[str] | None = None
+        """The names of the attributes that the set-up in progress has assigned; None outside of set-ups."""
+        self.settled = set[Hashable]()
+        """The looks of inputs that need no plan but `BY_TORCH`; none after an attribute of the layer was assigned."""
         self._kept: dict[int, LayerPlan] = {}
         self._newest: dict[Hashable, LayerPlan] = {}
 
@@ -40,9 +53,11 @@ class LayerPlans:
         """The newest plan for inputs of this structure on this worker; on other workers the structure may differ."""
         return self._newest.get(structure)
 
-    def add(self, structure: Hashable, assigned: dict[str, Any], keep: bool = True) -> LayerPlan:
+    def add(
+        self, structure: Hashable, assigned: dict[str, Any], keep: bool = True, by_torch: bool = False
+    ) -> LayerPlan:
         """A new plan, numbered by `count`; kept beside others for the same structure if `keep`."""
-        plan = LayerPlan(self.count, structure, assigned)
+        plan = LayerPlan(self.count, structure, assigned, by_torch)
         if keep:
             self._kept[plan.number] = self._newest[structure] = plan
         self._forget()
@@ -51,7 +66,17 @@ class LayerPlans:
     def begin(self) -> None:
         """Count a set-up that starts, even if it fails."""
         self.count += 1
+        self.current = None
         self._forget()
+
+    @contextmanager
+    def noting_assignments(self) -> Iterator[set[str]]:
+        """Collect the names of the attributes that a layer is given in the body."""
+        self.assigned = names = set[str]()
+        try:
+            yield names
+        finally:
+            self.assigned = None
 
     def _forget(self) -> None:
         """Drop plans older than the last `PLANS_KEPT` set-ups: by number, so that all workers keep the same ones."""

@@ -66,24 +66,24 @@ class DistributedBatchNorm(ChannelNorm):
         self._try_dtypes(
             lambda one: F.batch_norm(one(input[0], 2, 1), one(mean, 1), one(var, 1), one(weight, 1), one(bias, 1), True)
         )
-        self._count = math.prod(n for d, n in enumerate(layout.global_shape) if d != 1)
+        count = math.prod(n for d, n in enumerate(layout.global_shape) if d != 1)
+        if count <= 1 and self._uses_batch:
+            raise PartitionError(
+                f"{self._title}: expected more than 1 value per channel when training, the global input has {count}."
+            )
         axes = [axis for axis in range(layout.grid.dim) if axis != 1]
-        self._sets = self._sets_over(layout, axes, self._count).of_channels(layout)
+        self._sets = self._sets_over(layout, axes, count).of_channels(layout)
         self._is_filled = layout.is_filled
         self._sharing = Shared(self.P_x.transport, self._sets.members, f"parameters of {self._title}")
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         if self._is_outside:
-            return x.clone()
+            return input.clone()
         if not self._uses_batch:
-            return by_running(x, *self._weight_and_bias(), self.running_mean, self.running_var, self.eps)
-        if self._count <= 1:
-            raise PartitionError(
-                f"{self._title}: expected more than 1 value per channel when training, the global input has {self._count}."
-            )
+            return by_running(input, *self._weight_and_bias(), self.running_mean, self.running_var, self.eps)
         weight, bias = map(self._block, ("weight", "bias"))
         how = self._normalisation(weight, bias, shared=self._shared_value)
-        return batch_norm(x, weight, bias, self._running(), how, self._is_filled)
+        return batch_norm(input, weight, bias, self._running(), how, self._is_filled)
 
     @property
     def _is_torchs_own(self) -> bool:

@@ -15,7 +15,7 @@ With groups, P_w's second axis cuts the channels inside each group. `conv` has t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise, product
 from typing import Any, ClassVar
 
@@ -30,7 +30,7 @@ from ...partition import Partition
 from ...torch_internals.modules import padding_of
 from ..engine.agreement import key_of
 from ..engine.arguments import need_partition, problem_with_sizes, refuse_partitions
-from ..engine.autocast import autocasts, dtype_of_products
+from ..engine.autocast import dtype_of_products
 from ..engine.copy_and_sum import Copy, Sum
 from ..engine.operator import Ticket, apply
 from ..parameters.blocks import Spread
@@ -117,9 +117,6 @@ class Conv(WindowedLayer):
         return {"weight": Spread(grid, (0, 1, *whole), weight), "bias": Spread(firsts, (0,), bias)}
 
     # Planning
-
-    def _mode(self) -> Hashable:
-        return super()._mode(), autocasts()
 
     def _shape_by_torch(self, shape: Shape, dtype: torch.dtype) -> Shape:
         check_convolution(self, self.function[self.dims], shape, dtype)

@@ -22,7 +22,7 @@ from ...operators.formats import HALVES
 from ...partition import Partition
 from ...torch_internals.operators import assert_async
 from ..docstrings import arguments_of
-from ..engine.agreement import agree_call
+from ..engine.agreement import agree_call, is_on
 from ..engine.all_max import all_max
 from ..engine.copy_and_sum import AllSum
 from ..engine.plans import LayerPlan
@@ -112,7 +112,7 @@ class DistributedCrossEntropyLoss(DistributedLoss):
             return f"needs a target {shapes}"
         if not self._splits_classes:
             return self._problem_with_values(target, x.shape[self.class_dim])
-        plan = self._plan_at_hand((x, target))  # the current plan may be for another number of classes
+        plan = self._plan_at_hand((x, target), is_on())  # the current plan may be for another number of classes
         return None if plan is None else self._problem_with_values(target, self._classes_of(plan))
 
     def _common_plan(self, input: tuple) -> LayerPlan | None:

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import PartitionError
+from ...operators.formats import memory_format_of
 from ...partition import Partition
 from ..engine.layer import Layer
 from ..parameters.blocks import Spread
@@ -81,10 +82,10 @@ class DistributedLayerNorm(Norm):
             check_cut_like_parameters(self._title, layout, d, extent)
         self._sets = self._sets_over(layout, range(self._lead, layout.grid.dim), math.prod(self.normalized_shape))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         if self._is_outside:
-            return x.clone()
-        return layer_norm(x, self._lead, *self._weight_and_bias(), self._normalisation())
+            return input.clone()
+        return layer_norm(input, self._lead, *self._weight_and_bias(), self._normalisation())
 
     def _by_torch(self, x: Tensor) -> Tensor:
         return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
@@ -159,14 +160,18 @@ class DistributedGroupNorm(Norm):
             raise PartitionError(f"{self._title}: expected more than 1 value per group, got 1.")
         self._sets.in_groups(block, in_group, self.num_channels, input[0].device)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         if self._is_outside:
-            return x.clone()
+            return input.clone()
         weight, bias = self._weight_and_bias()
-        return group_norm(x, weight, bias, self._normalisation(weight, bias))
+        return group_norm(input, weight, bias, self._normalisation(weight, bias))
 
     def _by_torch(self, x: Tensor) -> Tensor:
-        return F.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
+        if x.is_contiguous():
+            return F.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
+        # for channels last torch's kernel computes E[x^2] - E[x]^2
+        y = F.group_norm(x.contiguous(), self.num_groups, self.weight, self.bias, self.eps)
+        return y.contiguous(memory_format=memory_format_of(x))
 
     def extra_repr(self) -> str:
         return f"{self.num_groups}, {self.num_channels}, eps={self.eps}, affine={self.affine}"

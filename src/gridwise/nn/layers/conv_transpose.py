@@ -76,13 +76,6 @@ class ConvTranspose(WindowedLayer):
         build_like_torchs(self, self.sequential[self.dims], arguments, device, dtype, problem)
         self._asked: OutputSize = None
 
-    def __call__(self, x: Tensor, output_size: Sequence[int] | None = None) -> Any:
-        """The layer's output; `output_size` is the size of the *global* output, as in torch.
-
-        It is passed on by position: the agreement before a call considers positional arguments only.
-        """
-        return super().__call__(x) if output_size is None else super().__call__(x, output_size)
-
     def _spreads_of(self, template: Any) -> dict[str, Spread]:
         """The weight (in, out / groups, *kernel) is cut along out without groups, along in if no group is split."""
         workers, whole = self._grid_x.shape[1], (None,) * self.dims
@@ -146,8 +139,8 @@ class ConvTranspose(WindowedLayer):
 
     # Calling
 
-    def forward(self, x: Tensor, output_size: Sequence[int] | None = None) -> Any:
-        return super().forward(x)
+    def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Any:
+        return super().forward(input)
 
     def _local(self, x: Tensor) -> Tensor:
         part, records = self._part, self._agreed.requires_grad

@@ -69,13 +69,13 @@ class DistributedDropout(LayerFamily, Module):
         """How many leading dims the mask has; it is broadcast along the others."""
         return dim
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         if not self.training or self.p == 0.0:
-            return x
+            return input
         key = draw_key(self.P_x.transport, self._team, self._title)
         if self._is_outside:
-            return x.clone()
-        return self._drop(x, self._kept(x, key))
+            return input.clone()
+        return self._drop(input, self._kept(input, key))
 
     def _kept(self, x: Tensor, key: Key) -> Tensor:
         """The mask of kept elements, broadcastable to `x`."""

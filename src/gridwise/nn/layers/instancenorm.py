@@ -125,10 +125,10 @@ class InstanceNorm(LayerFamily, ChannelNorm):
 
     # Calling
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         if self._is_outside:
-            return x.clone()
-        y = x.unsqueeze(0) if self._unbatched else x
+            return input.clone()
+        y = input.unsqueeze(0) if self._unbatched else input
         uses_batch = self.training or not self.track_running_stats or self.running_mean is None
         parameters = self._weight_and_bias()
         if uses_batch:

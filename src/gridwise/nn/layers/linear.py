@@ -135,10 +135,10 @@ class DistributedLinear(Layer):
         self._collect = back.adjoint
         self._collect.name = title
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         if self._is_outside:
-            return x.clone()
-        x = self._agreed.convert(x)
+            return input.clone()
+        x = self._agreed.convert(input)
         if self._fetch is not None:
             x = self._move(x, self._fetch, self._agreed.requires_grad)
         if self.P_w is None or self.P_w.active:

@@ -258,6 +258,9 @@ class DistributedPoissonNLLLoss(ElementLoss):
     function = F.poisson_nll_loss
     _settings = ("reduction", "log_input", "full", "eps")
 
+    def forward(self, log_input: Tensor, target: Tensor) -> Tensor:
+        return super().forward(log_input, target)
+
     @arguments_of(torch.nn.PoissonNLLLoss)
     def __init__(self, P_x: Partition, template: torch.nn.Module) -> None:
         self._copy_settings(P_x, template)

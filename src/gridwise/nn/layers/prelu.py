@@ -69,13 +69,13 @@ class DistributedPReLU(Layer):
         if self.num_parameters > 1:
             check_cut_like_parameters(self._title, layout, 1, self.num_parameters)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         if self._is_outside:
-            return x.clone()
+            return input.clone()
         weight = self._parameter("weight")
-        if not x.numel():  # stays connected to the parameter: others wait for its part in the sum
-            return x * weight.sum()
-        return F.prelu(x, weight)
+        if not input.numel():  # stays connected to the parameter: others wait for its part in the sum
+            return input * weight.sum()
+        return F.prelu(input, weight)
 
     def _by_torch(self, x: Tensor) -> Tensor:
         return F.prelu(x, self.weight)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,13 +45,11 @@ class MaxUnpool(WindowedLayer):
         self._takes_part(P_x, signature=template.extra_repr())
         self._set_template(template)
 
-    def __call__(self, x: Tensor, indices: Tensor, output_size: Sequence[int] | None = None) -> Any:
-        """The unpooled tensor; `output_size` is the size of the *global* output, as in torch."""
-        return super().__call__(x, indices, output_size)
-
     # Planning
 
     def _problem_with(self, input: tuple) -> str | None:
+        if len(input) not in (2, 3):
+            return f"needs values and their indices, got {len(input)} argument(s)"
         x, indices, *size = input
         if not isinstance(indices, Tensor) or indices.dtype != torch.int64:
             return "needs indices of dtype int64, as pooling returns them"
@@ -137,11 +134,11 @@ class MaxUnpool(WindowedLayer):
     # Calling
 
     def forward(  # type: ignore[override]
-        self, x: Tensor, indices: Tensor, output_size: Sequence[int] | None = None
+        self, input: Tensor, indices: Tensor, output_size: Sequence[int] | None = None
     ) -> Tensor:
         if self._is_outside:
-            return self._outside(x)
-        values = self._move(self._batched(x), self._fetch, self._agreed.requires_grad)
+            return self._outside(input)
+        values = self._move(self._batched(input), self._fetch, self._agreed.requires_grad)
         indices = self._move(self._batched(indices), self._fetch, False, step=1)
         lengths, at = self._outputs.shape[2:], torch.zeros_like(indices)
         mine = torch.ones_like(indices, dtype=torch.bool)

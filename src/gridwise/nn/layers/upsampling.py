@@ -111,10 +111,10 @@ class DistributedUpsample(Module):
         local = Local(operator.needs, operator.run)
         self._part = LocalPart.of(self.P_x.transport, self._team, self._title, local, layout, self.layout)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         if self._is_outside:
-            return x.clone()
-        return self._interpolated(x)
+            return input.clone()
+        return self._interpolated(input)
 
     def _interpolated(self, x: Tensor) -> Tensor:
         """This worker's block of the output."""

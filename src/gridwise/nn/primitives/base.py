@@ -38,13 +38,12 @@ class Primitive(Module):
     def _distdl_module_teardown(self, input: tuple[Tensor, ...]) -> None:
         self._operator = self._agreed = None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         if self._is_outside:
-            return x.clone()
+            return input.clone()
         assert self._operator is not None
         assert self._agreed is not None
-        x = self._agreed.convert(x)
-        return self._move(x, self._operator, self._agreed.requires_grad)
+        return self._move(self._agreed.convert(input), self._operator, self._agreed.requires_grad)
 
     def _nothing(self, x: Tensor) -> Tensor:
         """The zero-volume result of a worker that gets no part."""

@@ -173,10 +173,10 @@ class WindowedLayer(Layer):
     def _batched(self, x: Tensor) -> Tensor:
         return x.unsqueeze(0) if self._unbatched and x.dim() == self.dims + 1 else x
 
-    def forward(self, x: Tensor) -> Any:
+    def forward(self, input: Tensor) -> Any:
         if self._is_outside:
-            return self._outside(x)
-        y = self._local(self._batched(x))
+            return self._outside(input)
+        y = self._local(self._batched(input))
         if not self._unbatched:
             return y
         return tuple(part.squeeze(0) for part in y) if isinstance(y, tuple) else y.squeeze(0)

@@ -1,16 +1,21 @@
-"""Files to which blocks are written: .npy, HDF5 and Zarr. `writing` decides which worker may write what."""
+"""Files to which blocks are written: .npy, HDF5 and Zarr. `writing` decides which worker may write what.
+
+A file is written beside its place, as ``name.partial``, and gets its name when it is complete (`NewFile`).
+"""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import shutil
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from ..errors import PartitionError
+from ..errors import DataError, PartitionError
 from ..grid import Box, Shape
 
 if TYPE_CHECKING:
@@ -68,7 +73,7 @@ class NpyTarget(Target):
         self._file = os.open(self.path, os.O_WRONLY)
 
     def write(self, box: Box, data: np.ndarray) -> None:
-        run = len(self.shape) - 1  # the dims from here on are contiguous in the file
+        run = max(0, len(self.shape) - 1)  # the dims from here on are contiguous in the file
         while run > 0 and box.shape[run] == self.shape[run]:
             run -= 1
         strides = [math.prod(self.shape[d + 1 :]) * self.dtype.itemsize for d in range(len(self.shape))]
@@ -91,23 +96,36 @@ class NpyTarget(Target):
 
 
 class HDF5Target(Target):
-    """A dataset of an HDF5 file, which only one process can write."""
+    """A dataset of an HDF5 file, which only one process can write.
+
+    Its room on the disk is taken when it is made: after a write that fails for want of room, HDF5 may end the process.
+    """
 
     one_writer = True
     _file: h5py.File | None = None
+    _data: h5py.Dataset
 
     def create(self) -> None:
         import h5py
 
+        with self.path.open("wb") as file:
+            _take_room(file.fileno(), math.prod(self.shape) * self.dtype.itemsize)
+        settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        settings.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+        settings.set_fill_time(h5py.h5d.FILL_TIME_NEVER)  # what is not written reads as zero
         self._file = h5py.File(self.path, "w")
-        self._file.create_dataset("data", self.shape, self.dtype, chunks=self.chunks or None)
+        self._data = self._file.create_dataset(
+            "data", self.shape, self.dtype, chunks=self.chunks or None, dcpl=settings
+        )
+        self._file.flush()
+        with self.path.open("rb+") as file:
+            _take_room(file.fileno(), os.fstat(file.fileno()).st_size)
 
     def open(self) -> None:
         return
 
     def write(self, box: Box, data: np.ndarray) -> None:
-        assert self._file is not None
-        self._file["data"][box.slices] = data
+        self._data[box.slices] = data
 
     def close(self) -> None:
         if self._file is not None:
@@ -138,6 +156,12 @@ class ZarrTarget(Target):
         self._array = None
 
 
+def _take_room(file: int, size: int) -> None:
+    """Raise now if the disk is too full for these bytes of a file."""
+    if size and hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, 0, size)
+
+
 TARGETS: dict[str, type[Target]] = {".npy": NpyTarget, ".h5": HDF5Target, ".hdf5": HDF5Target, ".zarr": ZarrTarget}
 
 
@@ -157,3 +181,66 @@ def chunks_for(block: Shape, itemsize: int) -> Shape:
         largest = max(range(len(chunks)), key=lambda d: chunks[d])
         chunks[largest] = -(-chunks[largest] // 2)
     return tuple(chunks)
+
+
+class NewFile:
+    """A file that does not exist before it is complete; one that is there already is replaced only if `overwrite`."""
+
+    def __init__(self, path: Path, shape: Shape, dtype: np.dtype, chunks: Shape, overwrite: bool = False) -> None:
+        self.path, self.overwrite = path, overwrite
+        self.unfinished = path.with_name(f"{path.name}.partial")
+        self.target = target_of(path)(self.unfinished, shape, dtype, chunks)
+
+    def create(self) -> None:
+        """Make the unfinished file, in place of what a killed process may have left."""
+        if self._is_taken():
+            raise DataError(f"{self.path} is there already.", fix="overwrite=True replaces it.")
+        _remove(self.unfinished)
+        try:
+            self.target.create()
+        except BaseException:
+            self.discard()
+            raise
+
+    def commit(self) -> None:
+        """Give the complete file, which has been closed, its name."""
+        if self._is_taken():
+            raise DataError(
+                f"{self.path} has appeared since the writer was created; what was written is in {self.unfinished}.",
+                fix="move one of them away; or overwrite=True, which replaces what is there.",
+            )
+        has_folder = _is_folder(self.unfinished) or _is_folder(self.path)
+        if not has_folder or not os.path.lexists(self.path):
+            os.replace(self.unfinished, self.path)
+            return
+        old = self.path.with_name(f"{self.path.name}.replaced")  # a rename cannot replace a folder
+        _remove(old)
+        os.rename(self.path, old)
+        try:
+            os.rename(self.unfinished, self.path)
+        except BaseException:
+            os.rename(old, self.path)
+            raise
+        _remove(old)
+
+    def discard(self) -> None:
+        """Remove what was written; an error that led to this is not hidden by another."""
+        with contextlib.suppress(Exception):
+            self.target.close()
+        with contextlib.suppress(OSError):
+            _remove(self.unfinished)
+
+    def _is_taken(self) -> bool:
+        return os.path.lexists(self.path) and not self.overwrite
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _remove(path: Path) -> None:
+    """Remove a file or a folder, if it is there."""
+    if _is_folder(path):
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

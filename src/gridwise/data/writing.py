@@ -9,9 +9,7 @@ Two workers never write one chunk: blocks that share one are repartitioned first
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from types import TracebackType
 
 import numpy as np
@@ -28,7 +26,7 @@ from ..partition import CartesianPartition
 from .agreement import together
 from .order import consecutive
 from .sources import reading
-from .targets import chunks_for, target_of
+from .targets import NewFile, chunks_for, target_of
 
 
 class BlockWriter:
@@ -67,7 +65,7 @@ class BlockWriter:
     ) -> None:
         self.path, self.shape = local_path(path, DataError), whole_numbers(shape, "shape")
         self.P_x, self.dtype = P_x, dtype
-        kind = target_of(self.path)
+        target_of(self.path)  # raises for an ending that is not known
         if not isinstance(P_x, CartesianPartition) or P_x.dim != len(self.shape):
             raise PartitionError(f"BlockWriter: an array of shape {self.shape} needs a partition with as many axes.")
         try:
@@ -82,13 +80,12 @@ class BlockWriter:
             )
         wish = tuple(min(c, max(1, n)) for c, n in zip(wish, self.shape, strict=True))
         self._title = f"BlockWriter({self.path})"
-        self._unfinished = self.path.with_name(f"{self.path.name}.partial")
-        self._target = kind(self._unfinished, self.shape, stored, wish)
+        self._file = NewFile(self.path, self.shape, stored, wish, overwrite)
+        self._target = self._file.target
         self._is_open = P_x.active
         self._transport, self._root = P_x.transport, P_x.ranks[0]
         self._is_root = self._transport.rank == self._root
-        self._overwrite = overwrite
-        self._together(lambda: self._create() if self._is_root else None)
+        self._together(lambda: self._file.create() if self._is_root else None)
         self._together(self._target.open)
 
     def write(self, block: Tensor, samples: Iterable[int] | None = None) -> None:
@@ -118,7 +115,7 @@ class BlockWriter:
         if self._is_open:
             self._is_open = False
             self._together(self._target.close)
-            self._together(lambda: self._commit() if self._is_root else None)
+            self._together(lambda: self._file.commit() if self._is_root else None)
 
     def __enter__(self) -> BlockWriter:
         return self
@@ -173,37 +170,6 @@ class BlockWriter:
         if failed is not None:
             raise failed
 
-    # Files
-
-    def _create(self) -> None:
-        if self._is_taken():
-            raise DataError(f"{self.path} is there already.", fix="overwrite=True replaces it.")
-        _remove(self._unfinished)
-        self._target.create()
-
-    def _is_taken(self) -> bool:
-        return os.path.lexists(self.path) and not self._overwrite
-
-    def _commit(self) -> None:
-        if self._is_taken():
-            raise DataError(
-                f"{self.path} has appeared since the writer was created; what was written is in {self._unfinished}.",
-                fix="move one of them away; or overwrite=True, which replaces what is there.",
-            )
-        has_folder = _is_folder(self._unfinished) or _is_folder(self.path)
-        if not has_folder or not os.path.lexists(self.path):
-            os.replace(self._unfinished, self.path)
-            return
-        old = self.path.with_name(f"{self.path.name}.replaced")  # a rename cannot replace a folder
-        _remove(old)
-        os.rename(self.path, old)
-        try:
-            os.rename(self._unfinished, self.path)
-        except BaseException:
-            os.rename(old, self.path)
-            raise
-        _remove(old)
-
     def _check(self, rows: Sequence[int]) -> None:
         if not self._is_open:
             raise DataError(f"{self._title} is closed.")
@@ -220,14 +186,3 @@ class BlockWriter:
 
         if self.P_x.active:
             together(self._transport, self.P_x.team, self._title, named, says)
-
-
-def _is_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()
-
-
-def _remove(path: Path) -> None:
-    if _is_folder(path):
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

@@ -4,7 +4,7 @@ tiled      the user's entry point, and the model that it makes; `limits`: what t
 runner     recorded and scheduled once for inputs of one structure, then run
 lowering   a recording as operators on boxes (`graph`), without writes (`views`)
 schedule   which values are stored, and how large tiles are (`cone`: what a tile needs; `footprint`: what it holds)
-execute    forward and backward, tile by tile; `arrays`: what is stored, and where
+execute    forward and backward, tile by tile; `arrays`: what is stored, and where; `targets`: where results go
 plan       what a call will do
 """
 

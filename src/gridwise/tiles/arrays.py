@@ -1,4 +1,5 @@
-"""Stored arrays, of which boxes are read, written and added to: in memory, in a file that nobody else sees, or the user's.
+"""Stored arrays, of which boxes are read, written and added to: in memory, in a file that nobody else sees, or read
+from the user's. Where results go is in `targets`.
 
 A file is mapped; its pages are given back to the system as soon as they have been used, so they do not count as memory of
 the process. It has no name, so nothing is left of it however the program ends, and its room on the disk is taken when it
@@ -82,11 +83,13 @@ class InFile(StoredArray):
     copied through a map, whose pages are given back at once.
     """
 
+    _file = -1
+
     def __init__(self, shape: Shape, dtype: torch.dtype, folder: Path) -> None:
         self.shape, self.dtype = shape, dtype
         size = max(1, prod(shape)) * dtype.itemsize
-        self._file, name = tempfile.mkstemp(dir=folder)
-        os.unlink(name)
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:  # which never gets a name
+            self._file = os.dup(file.fileno())
         try:
             os.posix_fallocate(self._file, 0, size)
         except OSError as error:
@@ -203,38 +206,3 @@ class FromSource(StoredArray):
 
     def write(self, box: Box, x: Tensor) -> None:
         raise TypeError("a source is only read")
-
-
-class ToTarget(StoredArray):
-    """An array of the user's, of any library, to which boxes are written; it is not read."""
-
-    def __init__(self, target: Any, shape: Shape) -> None:
-        self.target, self.shape = target, shape
-
-    def read(self, box: Box, device: torch.device) -> Tensor:
-        raise TypeError("a target is only written")
-
-    def write(self, box: Box, x: Tensor) -> None:
-        lead = len(self.shape) - len(self.target.shape)  # leading dims of extent 1, which the target lacks
-        data, slices = x.detach().to("cpu").reshape(box.shape[lead:]), box.slices[lead:]
-        if isinstance(self.target, Tensor):
-            self.target[slices].copy_(data)
-            return
-        self.target[slices or ...] = (data.float() if data.dtype == torch.bfloat16 else data).numpy()
-
-
-class ReadableTarget(StoredArray):
-    """An array that is read, and a target that gets the same."""
-
-    def __init__(self, own: StoredArray, target: StoredArray) -> None:
-        self.own, self.target, self.shape = own, target, own.shape
-
-    def read(self, box: Box, device: torch.device) -> Tensor:
-        return self.own.read(box, device)
-
-    def write(self, box: Box, x: Tensor) -> None:
-        self.own.write(box, x)
-        self.target.write(box, x)
-
-    def release(self) -> None:
-        self.own.release()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,11 +23,12 @@ from ..models.runner import State, quick_mode
 from ..nn.engine.grid_random import sequential
 from ..operators.random.random_stream import RandomStream
 from ..progress import ProgressBar
-from .arrays import FromSource, InMemory, ReadableTarget, StoredArray, ToTarget
+from .arrays import FromSource, InMemory, StoredArray
 from .execute import Execution, Store
 from .graph import GlobalValue, OperatorGraph
 from .limits import Limits
 from .schedule import Schedule
+from .targets import ReadableTarget, ToTarget, completed, targets_for
 
 KEPT = 8
 """How many schedules are kept, for inputs of different structures."""
@@ -64,8 +66,10 @@ class TiledRunner:
         roots: Mapping[str, torch.nn.Module],
         limits: Limits,
         progress: bool | None,
+        overwrite: bool = False,
     ) -> None:
         self.says, self.call, self.roots, self.limits, self.progress = says, call, dict(roots), limits, progress
+        self.overwrite = overwrite
         self._states: list[State] = []
         self._count = 0
         self._kept: dict[Hashable, Scheduled] = {}
@@ -80,8 +84,9 @@ class TiledRunner:
             raise UnsupportedError(f"{self.says}: a tile draws its own random numbers, not all of torch's.")
         device = self.device(leaves)
         arrays = [_opened(leaf) for leaf in leaves]
-        found, arrays = self._found(arrays, tree, device)
-        return self._run(found, arrays, device, out)
+        with nullcontext() if out is None else torch.no_grad():
+            found, arrays = self._found(arrays, tree, device)
+            return self._run(found, arrays, device, out)
 
     def device(self, leaves: Sequence[Any]) -> torch.device:
         """Where tiles are computed: where the parameters are, or else the first tensor."""
@@ -176,29 +181,32 @@ class TiledRunner:
                 assert isinstance(source, Source)
                 arrays[value] = FromSource(source, value.shape, value.spec.dtype)
         computed = list(dict.fromkeys(value for value in graph.outputs if value.by is not None))
-        targets = self._targets(graph, out)
+        lacking = min((x.lacking for x in given if isinstance(x, Longer)), default=0)
+        targets = targets_for(self.says, found.schedule, out, lacking, self.overwrite)
         home = next((x.device for x in given if isinstance(x, Tensor)), torch.device("cpu"))
         for value in computed:
             arrays[value] = self._array_for(found, value, targets.get(value), home, device)
         keeps = found.schedule.backward and out is None and torch.is_grad_enabled()
         stream = RandomStream(_key() if graph.draws else 0)
-        bar = ProgressBar(self.says, found.schedule.tiles, self.progress, patience=1.0, stays=False)
-        run = Execution(found.schedule, Store(device, found.folder), arrays, stream, keeps, bar.report)
+        run = Execution(found.schedule, Store(device, found.folder), arrays, stream, keeps)
 
         def forward() -> None:
-            run.forward()
+            with completed(targets), self._shown(run, self.says, found.schedule.tiles):
+                run.forward()
             self._write(found, run)
 
-        try:
-            if keeps:
-                starts = [value for value in tensors if tensors[value].requires_grad]
-                made = _Tiled.apply(run, forward, computed, starts, *(tensors[value] for value in starts))
-                results = dict(zip(computed, made, strict=True))
-            else:
-                forward()
-                results = {value: _result(run.arrays[value]) for value in computed}
-        finally:
-            bar.close()
+        def backward(given: Mapping[GlobalValue, Tensor]) -> list[Tensor | None]:
+            with self._shown(run, f"backward of {self.says}", found.schedule.tiles_back):
+                return run.backward(given, starts)
+
+        starts = [value for value in tensors if tensors[value].requires_grad]
+        if keeps:
+            call = _DifferentiatedCall(run, forward, backward, computed, starts)
+            made = _Tiled.apply(call, *(tensors[value] for value in starts))
+            results = dict(zip(computed, made, strict=True))
+        else:
+            forward()
+            results = {value: _result(run.arrays[value]) for value in computed}
         flat = [
             targets[value].target if value in targets
             else results[value] if value.by is not None
@@ -206,6 +214,21 @@ class TiledRunner:
             for value in graph.outputs
         ]  # fmt: skip
         return out if out is not None else found.recording.outputs(flat)
+
+    @contextmanager
+    def _shown(self, run: Execution, says: str, tiles: int) -> Iterator[None]:
+        """Show a bar while tiles run; an error frees what is stored at once, though its traceback may be kept."""
+        bar = ProgressBar(says, tiles, self.progress, patience=1.0, stays=False)
+        run.progress = bar.report
+        try:
+            yield
+        except BaseException:
+            for array in run.arrays.values():
+                array.release()
+            raise
+        finally:
+            run.progress = None
+            bar.close()
 
     def _held(self, found: Scheduled, value: GlobalValue) -> Tensor:
         """The tensor of a parameter, a buffer or a constant."""
@@ -216,25 +239,6 @@ class TiledRunner:
             return found.recording.constants[source.name]
         stored, key = holding.places[0]
         return stored[key]
-
-    def _targets(self, graph: OperatorGraph, out: Any) -> dict[GlobalValue, ToTarget]:
-        """Where outputs are to be written, by the user's wish."""
-        if out is None:
-            return {}
-        places = list(out) if isinstance(out, list | tuple) else [out]
-        if len(places) != len(graph.outputs):
-            raise PartitionError(
-                f"{self.says}: `out` has {len(places)} arrays, the call returns {len(graph.outputs)} tensors."
-            )
-        for place, value in zip(places, graph.outputs, strict=True):
-            lead = len(value.shape) - len(place.shape)
-            if lead < 0 or (1,) * lead + tuple(place.shape) != value.shape:
-                raise PartitionError(
-                    f"{self.says}: `out` (of shape {tuple(place.shape)}) must have the output's shape {value.shape}."
-                )
-            if value.by is None:
-                raise UnsupportedError(f"{self.says}: an output is an input itself, and is not written to `out`.")
-        return {value: ToTarget(place, value.shape) for place, value in zip(places, graph.outputs, strict=True)}
 
     def _array_for(
         self, found: Scheduled, value: GlobalValue, target: ToTarget | None, home: torch.device, device: torch.device
@@ -252,21 +256,25 @@ class TiledRunner:
                 self._held(found, value).copy_(x)
 
 
+class _DifferentiatedCall(NamedTuple):
+    """A call that is differentiated."""
+
+    run: Execution
+    forward: Callable[[], None]
+    backward: Callable[[Mapping[GlobalValue, Tensor]], list[Tensor | None]]
+    outputs: list[GlobalValue]
+    starts: list[GlobalValue]
+
+
 class _Tiled(torch.autograd.Function):
     """One call as one node of autograd: arrays between stages are what it saves."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        run: Execution,
-        forward: Callable[[], None],
-        outputs: list[GlobalValue],
-        starts: list[GlobalValue],
-        *tensors: Tensor,
-    ) -> Any:
-        forward()
+    def forward(ctx: Any, call: _DifferentiatedCall, *tensors: Tensor) -> Any:
+        call.forward()
+        run, outputs, starts = call.run, call.outputs, call.starts
         results = tuple(_result(run.arrays[value]) for value in outputs)
-        ctx.run, ctx.outputs, ctx.starts = run, outputs, starts
+        ctx.call = call
         ctx.saved = [v for v, a in run.arrays.items() if _tensor_in(a) is not None and v not in starts]
         ctx.save_for_backward(*tensors, *(_tensor_in(run.arrays[value]) for value in ctx.saved))
         for value in ctx.saved:
@@ -282,21 +290,22 @@ class _Tiled(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Any, ...]:
-        run: Execution = ctx.run
+        call: _DifferentiatedCall = ctx.call
+        values = (*call.starts, *ctx.saved)
         saved = ctx.saved_tensors  # raises if they have been freed, or changed since
-        for value, x in zip((*ctx.starts, *ctx.saved), saved, strict=True):
-            _put(run.arrays[value], x.detach())
-        given = {v: c for v, c in zip(ctx.outputs, cotangents, strict=True) if c is not None}
+        for value, x in zip(values, saved, strict=True):
+            _put(call.run.arrays[value], x.detach())
+        given = {v: c for v, c in zip(call.outputs, cotangents, strict=True) if c is not None}
         entered = [torch.autocast(kind, dtype, enabled) for kind, enabled, dtype in ctx.casts]
         for mode in entered:
             mode.__enter__()
         try:
-            found = run.backward(given, ctx.starts)
+            found = call.backward(given)
         finally:
             leave_autocast(entered)
-            for value in (*ctx.starts, *ctx.saved):
-                _put(run.arrays[value], None)
-        return None, None, None, None, *found
+            for value in values:
+                _put(call.run.arrays[value], None)
+        return None, *found
 
 
 class Longer(Source):

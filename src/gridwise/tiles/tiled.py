@@ -22,7 +22,7 @@ class TiledModel(torch.nn.Module):
     Parameters
     ----------
     *args, **kwargs : those of the model; a tensor may be an array or a file that is too large for memory
-    out : an array, or several, to which the result is written as it is computed
+    out : an array or the path of a new file (.zarr, .npy, .h5), or several, to which the result is written as it is computed
 
     Examples
     --------
@@ -69,6 +69,7 @@ def tiled(
     methods: Sequence[str] = (),
     progress: bool | None = None,
     device: object = None,
+    overwrite: bool = False,
 ) -> TiledModel:
     """The same model, for inputs of any size: it computes tile by tile, in bounded memory, and gives the same numbers.
 
@@ -87,10 +88,12 @@ def tiled(
     methods : names of further methods that run by tiles, as in ``("decode",)``
     progress : whether a bar shows the time left; default: on a terminal
     device : where tiles are computed; default: where the parameters are
+    overwrite : whether ``out=`` may replace a file that is there
 
     Returns
     -------
-    TiledModel : an object of the model's own class. ``big(x, out=array)`` writes the result to an array as it is computed
+    TiledModel : an object of the model's own class. ``big(x, out=array)`` writes the result to an array as it is computed,
+        ``big(x, out="result.zarr")`` to a file, which gets its name when all of it is written
 
     Raises
     ------
@@ -106,7 +109,7 @@ def tiled(
     """
     limits = Limits.of(memory, tuple(tile) if isinstance(tile, Sequence) else tile, store, device)
     if isinstance(model, torch.nn.Module):
-        return _of_model(model, limits, tuple(methods), progress)
+        return _of_model(model, limits, tuple(methods), progress, overwrite)
     if not callable(model) or isinstance(model, type):
         raise PartitionError(
             f"tiled: `model` (={model!r}) is no torch.nn.Module and no function.\n  fix: give one of the two."
@@ -121,20 +124,22 @@ def tiled(
     twin = kind.__new__(kind)
     torch.nn.Module.__init__(twin)
     twin._modules.update(roots)
-    kind._tiled_runners = {"forward": TiledRunner(f"the tiled {name}", model, roots, limits, progress)}
+    kind._tiled_runners = {"forward": TiledRunner(f"the tiled {name}", model, roots, limits, progress, overwrite)}
     return twin
 
 
-def _of_model(model: torch.nn.Module, limits: Limits, methods: tuple[str, ...], progress: bool | None) -> TiledModel:
+def _of_model(
+    model: torch.nn.Module, limits: Limits, methods: tuple[str, ...], progress: bool | None, overwrite: bool
+) -> TiledModel:
     _refuse(model)
     written = type(model)
     says = f"the tiled {written.__name__}"
-    runners = {"forward": TiledRunner(says, model, {"": model}, limits, progress)}
+    runners = {"forward": TiledRunner(says, model, {"": model}, limits, progress, overwrite)}
     for name in methods:
         function = getattr(model, name, None)
         if not callable(function):
             raise PartitionError(f"tiled: {written.__name__} has no method {name!r}.")
-        runners[name] = TiledRunner(f"{name} of {says}", function, {"": model}, limits, progress)
+        runners[name] = TiledRunner(f"{name} of {says}", function, {"": model}, limits, progress, overwrite)
     own = {name: _method(name) for name in methods}
     body = {"__module__": __name__, "_tiled_runners": runners, "_tiled_model": model, **own}
     kind: Any = type(f"Tiled{written.__name__}", (TiledModel, written), body)

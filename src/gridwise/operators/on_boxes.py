@@ -16,6 +16,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,6 +43,17 @@ class Local:
     gradients: Callable[..., Sequence[Tensor | None] | None] | None = None
     """``gradients(box, tensors, cotangent, wanted)``: those of the wanted tensors, without computing the output again; None
     for arguments of which this cannot be said."""
+    planned: Callable[[Box], Callable[..., Any]] | None = None
+    """``planned(box)(*tensors)`` is ``run(box, *tensors)``, where that takes thought: for those who compute a box often."""
+
+    @classmethod
+    def planning(cls, needs: Needs, planned: Callable[[Box], Callable[..., Any]], flops: float = 1.0) -> Local:
+        """An operator that is planned for a box, even to be run there once."""
+        return cls(needs, lambda box, *tensors: planned(box)(*tensors), flops, planned=planned)
+
+    def on(self, box: Box) -> Callable[..., Any]:
+        """``run`` on this box: a function of the tensors."""
+        return partial(self.run, box) if self.planned is None else self.planned(box)
 
 
 class Collecting(ABC):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ...comm.messages.packing import put
+from ...comm.messages.requests import Request
 from ...comm.transports.base import Team, Transport
 from ...grid import Box, Piece, Route
 from ...operators.formats import HALVES
@@ -57,6 +58,16 @@ class Traffic:
     def carry(self, x: Tensor, y: Tensor, kept: Sequence[tuple[Place, Place]], add: bool) -> None:
         """Send places of `x`; copy or add what arrives, and what is kept, into places of `y`."""
         self.carry_together([x], [y], kept, add)
+
+    def swap(self, x: Tensor, received: Sequence[Tensor]) -> Request:
+        """Send places of `x` and receive into tensors of the shapes of `arriving`."""
+        into = iter(received)
+        return self.transport.move(
+            [(peer, [place(x) for place in places]) for peer, places in self.sends],
+            [(peer, [next(into) for _ in places]) for peer, places in self.receives],
+            x.dtype,
+            self.what,
+        )
 
     def carry_together(
         self, sources: Sequence[Tensor], targets: Sequence[Tensor], kept: Sequence[tuple[Place, Place]], add: bool

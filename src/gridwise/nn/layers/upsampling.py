@@ -108,7 +108,7 @@ class DistributedUpsample(Module):
         operator = Interpolation(call, is_channels_last)
         cuts = [balanced_cuts(n, p) for n, p in zip(shape[2:], layout.grid.shape[2:], strict=True)]
         self.layout = Layout(layout.grid, (*layout.cuts[:2], *cuts))
-        local = Local(operator.needs, operator.run)
+        local = Local.planning(operator.needs, operator.planned)
         self._part = LocalPart.of(self.P_x.transport, self._team, self._title, local, layout, self.layout)
 
     def forward(self, input: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ class LocalPart:
     """This worker's outputs."""
     fetch: Fetch | None
     """None where every worker needs exactly what it owns."""
-    run: Callable[[Box, Tensor], Any]
+    run: Callable[[Tensor], Any]
 
     @classmethod
     def of(
@@ -46,7 +47,9 @@ class LocalPart:
     ) -> LocalPart:
         """The part of this worker in `operator`, for an input and an output with these layouts."""
         (needs,) = needs_of_blocks(operator.needs, target)
-        return cls.fetching(transport, team, name, needs, operator.run, source, target)
+        block = target.block(transport.rank)
+        run = operator.on(block) if block.volume else partial(operator.run, block)
+        return cls.fetching(transport, team, name, needs, run, source, target)
 
     @classmethod
     def fetching(
@@ -55,7 +58,7 @@ class LocalPart:
         team: Team,
         name: str,
         needs: Needs,
-        run: Callable[[Box, Tensor], Any],
+        run: Callable[[Tensor], Any],
         source: Layout,
         target: Layout,
         margins: Margins | None = None,
@@ -84,9 +87,9 @@ class LocalPart:
         if not self.block.volume:
             return empty_output(self.block.shape, box)
         if fetch is None or fetch.is_identity or not box.numel():
-            y = self.run(self.block, box)
+            y = self.run(box)
         else:
-            y = FetchedInput(x, fetch, box, None, False).computed(lambda box: self.run(self.block, box))
+            y = FetchedInput(x, fetch, box, None, False).computed(self.run)
         return tuple(_dense(each, x) for each in y) if isinstance(y, tuple) else _dense(y, x)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from torch import Tensor
 
 from ...comm.transports.base import Team, Transport
-from ...grid import Box, Layout
+from ...grid import Layout
 from ...operators.call import OperatorCall
 from ...operators.on_grids import needs_of_blocks
 from ...operators.windows.padding import CircularRows, rows_of
@@ -19,7 +21,8 @@ def padded_part(
 ) -> LocalPart:
     """The part of this worker. What was fetched may be the output itself."""
     made = rows_of(call)
-    margins, fill, run = None, 0.0, made.run
+    margins, fill = None, 0.0
+    run: Callable[[Tensor], Tensor] = partial(made.run, target.block(transport.rank))
     if isinstance(made, CircularRows):
         back = tuple(-n for n in made.before)
         (needs,) = needs_of_blocks(lambda box: [box.shifted(back)], target)
@@ -33,5 +36,5 @@ def padded_part(
     return LocalPart.fetching(transport, team, name, needs, run, source, target, margins, fill, fresh_gradients=False)
 
 
-def _as_it_is(box: Box, x: Tensor) -> Tensor:
+def _as_it_is(x: Tensor) -> Tensor:
     return x

@@ -18,7 +18,7 @@ from ...grid import Box, Interval, Shape, group_runs, groups_of
 from ..call import OperatorCall
 from ..on_boxes import Local
 from ..table import operator
-from .one_dim import Windows, cropped, each, needed
+from .one_dim import Windows, cropped, crops_of, each, needed
 
 Convolve = Callable[..., Tensor]
 CONV: dict[int, Convolve] = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
@@ -90,7 +90,7 @@ class ConvolutionOnBoxes:
         ends = zip(self.windows, box.start[self.lead :], box.stop[self.lead :], strict=True)
         padding, surplus = zip(*(w.padding(a, b) for w, a, b in ends), strict=True)
         outputs = box.start[self.lead - 1], box.stop[self.lead - 1]
-        return cropped(self.in_groups(x, weight, bias, padding, outputs), surplus, box, self.lead)
+        return cropped(self.in_groups(x, weight, bias, padding, outputs), crops_of(surplus, box, self.lead))
 
     def in_groups(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: Sequence[int], outputs: Interval

@@ -34,6 +34,7 @@ from .interpolation_weights import (
     nearest_weights,
     smooth_weights,
 )
+from .one_dim import cropped
 
 LINEAR = {
     "linear": ("upsample_linear1d", "", ""),
@@ -51,7 +52,7 @@ SMOOTH = {"_upsample_bilinear2d_aa": "bilinear", "_upsample_bicubic2d_aa": "bicu
 def interpolation(call: OperatorCall) -> Local:
     x = call.tensors[0]
     made, dtype = Interpolation(call, lambda: x.order == (0, *range(2, x.dim), 1)), call.result.dtype
-    return Local(made.needs, lambda box, x: made.run(box, x).to(dtype), 2.0 ** (x.dim - 2))
+    return Local.planning(made.needs, lambda box: _as(dtype, made.planned(box)), 2.0 ** (x.dim - 2))
 
 
 @operator(*SMOOTH)
@@ -113,18 +114,15 @@ class Interpolation:
     def needs(self, box: Box) -> list[Box]:
         return [Box.of_intervals([*_lead(box), *(rows.need for rows in self._rows(box))])]
 
-    def run(self, box: Box, x: Tensor) -> Tensor:
-        """The output on the box; of half precision perhaps in float32."""
+    def planned(self, box: Box) -> Callable[[Tensor], Tensor]:
+        """Makes the output on the box; of half precision perhaps in float32."""
         rows = self._rows(box)
-        return self._by_kernel(x, rows) if all(line.made for line in rows) else self._by_rows(x, rows, box)
-
-    def _by_kernel(self, y: Tensor, rows: Sequence[KernelRows]) -> Tensor:
+        if not all(line.made for line in rows):
+            return lambda x: self._by_rows(x, rows, box)
         corners = () if self.mode in NEAREST else (self.corners,)
-        y = self.kernel(y, [line.made for line in rows], *corners, *(line.scale for line in rows))
-        for d, line in enumerate(rows, 2):
-            if line.extra:
-                y = y.narrow(d, line.extra, line.made - line.extra)
-        return y
+        given = [line.made for line in rows], *corners, *(line.scale for line in rows)
+        crops = [(d, line.extra, line.made - line.extra) for d, line in enumerate(rows, 2)]
+        return lambda x: cropped(self.kernel(x, *given), crops)
 
     def _by_rows(self, y: Tensor, rows: Sequence[KernelRows], box: Box) -> Tensor:
         y = y if self.mode in NEAREST else wide(y)
@@ -195,6 +193,10 @@ def scales_of(call: OperatorCall) -> list[float | None]:
         names = ("scales",) if x.dim == 3 else tuple(f"scales_{axis}" for axis in "dhw"[5 - x.dim :])
         factors = [call.given.get(name) for name in names]
     return [None if factor is None else float(factor) for factor in factors]
+
+
+def _as(dtype: torch.dtype, run: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda x: run(x).to(dtype)
 
 
 def _space(box: Box) -> list[Interval]:

@@ -54,9 +54,17 @@ def needed(windows: Sequence[Windows], box: Box, lead: int) -> Iterable[Interval
     return [w.need(a, b) for w, a, b in zip(windows, box.start[lead:], box.stop[lead:], strict=True)]
 
 
-def cropped(y: Tensor, surplus: Sequence[int], box: Box, lead: int) -> Tensor:
-    """The outputs of the box, of those that torch made; `surplus` of them come before."""
-    for d, (first, n) in enumerate(zip(surplus, box.shape[lead:], strict=True), lead):
+Crops = Sequence[tuple[int, int, int]]
+"""For each of some dims, the outputs of a box among those that torch makes: how many come before, and how many they are."""
+
+
+def crops_of(surplus: Sequence[int], box: Box, lead: int) -> Crops:
+    """The outputs of the box, after `surplus` others along each dim of space."""
+    return [(d, first, n) for d, (first, n) in enumerate(zip(surplus, box.shape[lead:], strict=True), lead)]
+
+
+def cropped(y: Tensor, crops: Crops) -> Tensor:
+    for d, first, n in crops:
         if y.shape[d] != n:
             y = y.narrow(d, first, n)
     return y

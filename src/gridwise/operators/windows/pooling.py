@@ -28,7 +28,7 @@ from ..call import OperatorCall
 from ..formats import HALVES, memory_format_of
 from ..on_boxes import Local
 from ..table import NotOnBoxes, operator
-from .one_dim import Windows, cropped, each, needed
+from .one_dim import Windows, cropped, crops_of, each, needed
 
 MAX_POOL: dict[int, Callable[..., Any]] = {1: torch.max_pool1d, 2: torch.max_pool2d, 3: torch.max_pool3d}
 WITH_INDICES: dict[int, Callable[..., Any]] = {
@@ -62,21 +62,22 @@ class Pooling:
         lead = zip(box.start[: self.lead], box.stop[: self.lead], strict=True)
         return [Box.of_intervals([*lead, *needed(self.windows, box, self.lead)])]
 
-    def pooled(
-        self, box: Box, x: Tensor, pool: Callable[[Tensor, Shape, bool], Any]
-    ) -> tuple[Any, Tensor, Sequence[int]]:
-        """The result of ``pool(x, padding, ceil_mode)``; what it was given; how many outputs come before the box's."""
+    def at(self, box: Box, pool: Callable[[Tensor, Shape, bool], Any]) -> Callable[[Tensor], tuple[Any, Tensor]]:
+        """A function that makes ``pool(x, padding, ceil_mode)`` on the box, and what was given to `pool`."""
+        (need,) = self.needs(box)
         padding: list[int] = []
         surplus: list[int] = []
         by_hand: list[int] = []
         ceil = False
-        for d, window in enumerate(self.windows):
-            before, after = window.lacking(box.start[self.lead + d], box.stop[self.lead + d])
+        for d, window in enumerate(self.windows, self.lead):
+            before, after = window.lacking(box.start[d], box.stop[d])
             extra = max(0, after - before) // window.stride
-            if x.shape[self.lead + d] < self.least_rows(d):
+            if need.stop[d] - need.start[d] < self.least_rows(d - self.lead):
                 by_hand = [before, after, *by_hand]
                 before = after = extra = 0
-            elif extra and before + extra * window.stride > max(self.pad[d], window.kernel // 2):  # torch refuses this
+            elif extra and before + extra * window.stride > max(
+                window.before, window.kernel // 2
+            ):  # torch refuses this
                 by_hand = [0, after - before, *by_hand]
                 extra, after = 0, before
             else:
@@ -84,9 +85,14 @@ class Pooling:
             ceil = ceil or after > before
             padding.append(before + extra * window.stride)
             surplus.append(extra)
-        if any(by_hand):
-            x = F.pad(x, by_hand, value=self.fill)
-        return pool(x, tuple(padding), ceil), x, surplus
+        around, pads, crops = tuple(padding), any(by_hand), crops_of(surplus, box, self.lead)
+
+        def pooled(x: Tensor) -> tuple[Any, Tensor]:
+            x = F.pad(x, by_hand, value=self.fill) if pads else x
+            made = pool(x, around, ceil)
+            return (tuple(cropped(y, crops) for y in made) if isinstance(made, tuple) else cropped(made, crops)), x
+
+        return pooled
 
     def least_rows(self, d: int) -> int:
         """The fewest rows that torch accepts, besides those that it pads."""
@@ -114,17 +120,19 @@ class MaxPooling(Pooling):
                     )
         return None
 
-    def run(self, box: Box, x: Tensor) -> Any:
+    def planned(self, box: Box) -> Callable[[Tensor], Any]:
         kernel, stride, dilation, lead = self.kernel, self.stride, self.dilation, self.lead
         pool = (WITH_INDICES if self.with_indices else MAX_POOL)[self.dims]
-        y, given, surplus = self.pooled(
-            box, x, lambda x, padding, ceil: pool(x, kernel, stride, padding, dilation, ceil)
-        )
+        pooled = self.at(box, lambda x, padding, ceil: pool(x, kernel, stride, padding, dilation, ceil))
         if not self.with_indices:
-            return cropped(y, surplus, box, lead)
+            return lambda x: pooled(x)[0]
         starts = [w.need(a, b)[0] for w, a, b in zip(self.windows, box.start[lead:], box.stop[lead:], strict=True)]
-        indices = global_indices(cropped(y[1], surplus, box, lead), given.shape[lead:], starts, self.extents)
-        return cropped(y[0], surplus, box, lead), indices
+
+        def run(x: Tensor) -> tuple[Tensor, Tensor]:
+            (y, flat), given = pooled(x)
+            return y, global_indices(flat, given.shape[lead:], starts, self.extents)
+
+        return run
 
 
 class AveragePooling(Pooling):
@@ -156,31 +164,32 @@ class AveragePooling(Pooling):
     def least_rows(self, d: int) -> int:
         return self.kernel[d] if self.dims == 3 else 1  # avg_pool3d needs as many rows as its kernel, unpadded
 
-    def run(self, box: Box, x: Tensor) -> Tensor:
+    def planned(self, box: Box) -> Callable[[Tensor], Tensor]:
         divisor, lines = self.divisors(box)
-        values = x.float() if lines and x.dtype in HALVES else x  # so that the result is rounded once
-        y, _, surplus = self.pooled(
-            box, values, lambda x, padding, ceil: _averaged(x, self.kernel, self.stride, padding, ceil, divisor)
-        )
-        y = cropped(y, surplus, box, self.lead)
-        if lines:
-            counts = torch.ones((), dtype=torch.float64, device="cpu")
-            for line in lines:
-                counts = counts.unsqueeze(-1) * torch.tensor(line, dtype=torch.float64, device="cpu")
-            y = torch.div(y, counts.to(y), rounding_mode=None if y.dtype.is_floating_point else "trunc")
-        return y.to(x.dtype)
+        pooled = self.at(box, lambda x, padding, ceil: _averaged(x, self.kernel, self.stride, padding, ceil, divisor))
+        if not lines:
+            return lambda x: pooled(x)[0]
+        counts = torch.ones((), dtype=torch.float64, device="cpu")
+        for line in lines:
+            counts = counts.unsqueeze(-1) * torch.tensor(line, dtype=torch.float64, device="cpu")
+
+        def run(x: Tensor) -> Tensor:
+            y, _ = pooled(x.float() if x.dtype in HALVES else x)  # so that the result is rounded once
+            return torch.div(y, counts.to(y), rounding_mode=None if y.dtype.is_floating_point else "trunc").to(x.dtype)
+
+        return run
 
 
 @operator(*(f"max_pool{d}d{end}" for d in (1, 2, 3) for end in ("", "_with_indices")))
 def max_pool(call: OperatorCall) -> Local:
     pooling = MaxPooling(call)
-    return Local(pooling.needs, pooling.run, float(prod(pooling.kernel)))
+    return Local.planning(pooling.needs, pooling.planned, float(prod(pooling.kernel)))
 
 
 @operator("avg_pool1d", "avg_pool2d", "avg_pool3d")
 def avg_pool(call: OperatorCall) -> Local:
     pooling = AveragePooling(call)
-    return Local(pooling.needs, pooling.run, float(prod(pooling.kernel)))
+    return Local.planning(pooling.needs, pooling.planned, float(prod(pooling.kernel)))
 
 
 def _averaged(x: Tensor, kernel: Shape, stride: Shape, padding: tuple[int, ...], ceil: bool, divisor: int) -> Tensor:

@@ -45,6 +45,13 @@ def test_seed_is_set():
 
 
 @workers(2, transports=["gloo"])
+@pytest.mark.parametrize("turn", [0, 1])
+def test_patches_end_with_the_test(turn, monkeypatch):
+    assert os.sep != "patched"
+    monkeypatch.setattr(os, "sep", "patched")
+
+
+@workers(2, transports=["gloo"])
 class TestClass:
     size = 2
 
@@ -132,6 +139,11 @@ def test_counts_transports_and_parameters_make_the_names(report: str) -> None:
         assert f"test_passes[{name}] PASSED" in report
     assert "test_method[gloo-2] PASSED" in report
     assert "test_seed_is_set[gloo-2] PASSED" in report
+
+
+def test_what_a_test_patches_on_workers_is_restored(report: str) -> None:
+    assert "test_patches_end_with_the_test[gloo-2-0] PASSED" in report
+    assert "test_patches_end_with_the_test[gloo-2-1] PASSED" in report
 
 
 def test_a_failed_assertion_says_what_and_where(report: str) -> None:

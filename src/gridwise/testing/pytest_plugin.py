@@ -72,11 +72,11 @@ class Outcome:
 
 
 def _body(test: Callable[..., object], arguments: dict[str, Any], device: str) -> Outcome | None:
-    """Runs on the workers: every test starts from the same random numbers, whatever ran before it."""
+    """Runs on the workers: every test starts from the same random numbers, and with what others have patched restored."""
     torch.manual_seed(0)
     try:
-        with made_on(device):
-            test(**arguments)
+        with made_on(device), pytest.MonkeyPatch.context() as patches:
+            test(**{k: patches if isinstance(v, pytest.MonkeyPatch) else v for k, v in arguments.items()})
     except (pytest.skip.Exception, pytest.xfail.Exception) as outcome:
         return Outcome(isinstance(outcome, pytest.xfail.Exception), str(outcome))
     except pytest.fail.Exception as failure:

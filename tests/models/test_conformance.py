@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import random
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pytest
+import torch
+import torch.nn.functional as F
 from conformance.findings import Kept
+from conformance.on_threads import check
 from conformance.operators import examine, page
-from conformance.samples import name_of, operators
+from conformance.samples import Sample, name_of, operators, ways
+from torch import Tensor, nn
 
 HANDFUL = random.Random(5).sample(
     [
@@ -36,3 +43,67 @@ def test_a_handful_of_torchs_own_samples(tmp_path: Path) -> None:
     assert [each for each in found if each.outcome not in ("equal", "inapplicable")] == []
     assert Kept(kept.path).found == kept.found, "a run that goes on has what was found before"
     assert f"| {len(HANDFUL)} |" in page(found, len(HANDFUL), "")
+
+
+def random_tensor(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+
+
+def of_double(cell: type[nn.Module], **settings: object) -> nn.Module:
+    torch.manual_seed(0)
+    return cell(6, 4, dtype=torch.float64, **settings)
+
+
+def twice(cell: nn.Module) -> Callable[[Tensor], Any]:
+    return lambda x: cell(x, cell(x))
+
+
+LABELS = torch.tensor([[1, 0, -1, 2, -1], [3, 3, 1, 0, 4]])
+TABLE, BAGS, COUNTS = random_tensor(7, 4), torch.tensor([0, 2, 2, 5]), torch.tensor([1, 2, 0, 3, 1])
+LACKING: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
+    "LSTMCell": (twice(of_double(nn.LSTMCell)), [random_tensor(5, 6)]),
+    "LSTMCell without a batch": (of_double(nn.LSTMCell, bias=False), [random_tensor(6)]),
+    "GRUCell": (twice(of_double(nn.GRUCell)), [random_tensor(5, 6)]),
+    "RNNCell": (of_double(nn.RNNCell), [random_tensor(5, 6)]),
+    "RNNCell, relu": (of_double(nn.RNNCell, nonlinearity="relu", bias=False), [random_tensor(5, 6)]),
+    "multilabel_margin of one sample": (lambda x: F.multilabel_margin_loss(x, LABELS[0]), [random_tensor(5)]),
+    "multilabel_margin": (lambda x: F.multilabel_margin_loss(x, LABELS), [random_tensor(2, 5)]),
+    "multilabel_margin of each": (
+        lambda x: F.multilabel_margin_loss(x, LABELS, reduction="none"),
+        [random_tensor(2, 5)],
+    ),
+    "cov": (torch.cov, [random_tensor(6, 5)]),
+    "weighted cov": (
+        lambda x, a: torch.cov(x, fweights=COUNTS, aweights=a),
+        [random_tensor(6, 5), random_tensor(5) ** 2],
+    ),
+    "corrcoef": (torch.corrcoef, [random_tensor(6, 5)]),
+    "combinations": (lambda x: torch.combinations(x, 3), [random_tensor(6)]),
+    "integers in a range": (lambda x: x * torch.empty_like(x).random_(1, 7), [random_tensor(4, 5)]),
+    "means of bags": (lambda w, i: F.embedding_bag(i, w), [TABLE, torch.randint(7, (6, 3))]),
+    "sums of bags": (
+        lambda w, i: F.embedding_bag(i, w, BAGS, mode="sum", padding_idx=-3),
+        [TABLE, torch.randint(7, (9,))],
+    ),
+    "batch norm of nothing": (
+        lambda x, w: F.batch_norm(x, None, None, w, training=True),
+        [random_tensor(0, 4, 3), random_tensor(4)],
+    ),
+    "batch norm of no channels": (lambda x: F.batch_norm(x, x.detach(), x.detach()), [random_tensor(0)]),
+    "dropout of empty blocks": (
+        lambda q, k: F.scaled_dot_product_attention(q, k, k, dropout_p=0.3),
+        [random_tensor(2, 3, 4), random_tensor(2, 7, 4)],
+    ),
+    "attention that broadcasts": (
+        F.scaled_dot_product_attention,
+        [random_tensor(3, 6, 4), random_tensor(2, 3, 7, 4), random_tensor(2, 1, 7, 4)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LACKING)
+def test_calls_that_the_database_lacks(name: str) -> None:
+    call, tensors = LACKING[name]
+    sample = Sample(name, 0, call, tuple(x.detach().requires_grad_(x.requires_grad) for x in tensors), 0)
+    found = list(check(sample, [way for way in ways(sample) if way.others == "whole"]))
+    assert [each for each in found if each.outcome != "equal"] == []

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -136,10 +137,11 @@ class Call(OperatorCall):
 Rule = Callable[[Call], Placed]
 
 
-def of_nothing(tensors: Sequence[Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def of_nothing(tensors: Sequence[Any], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """An empty block that depends on `tensors`, so that this worker takes part in their adjoints like the others."""
+    tensors = [x for x in tensors if isinstance(x, Tensor)]  # the first may be a stream of random numbers
     wanted = [x for x in tensors if x.requires_grad]
     if not wanted or not (dtype.is_floating_point or dtype.is_complex):
         return torch.empty(shape, dtype=dtype, device=tensors[0].device if tensors else None)
     total = sum((x.sum() if dtype.is_complex or not x.is_complex() else x.abs().sum()) for x in wanted)
-    return saving_node(total.to(dtype)).expand(shape)  # type: ignore[union-attr]
+    return saving_node(total.to(dtype)).expand(shape)

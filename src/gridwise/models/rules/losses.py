@@ -9,14 +9,12 @@ from torch import Tensor
 
 from ...nn.engine.copy_and_sum import AllSum
 from ...operators.formats import HALVES
+from ...operators.losses import MEAN, NONE
 from ..placement import Cut, Partial, Replicated, Want, with_dim, without_dims
 from .by_needs import by_needs
 from .call import Call, NothingCut, Placed
 from .pointwise import common_layout, needed_by
 from .table import rule
-
-NONE, MEAN = 0, 1
-"""Values of torch's `reduction`; 2 is the sum."""
 
 
 @rule(

@@ -102,11 +102,13 @@ def _tracking(
 def batch_norm(call: Call) -> Placed:
     """Batch norm, with the statistics of the batch over all workers."""
     x, layout = call.first_cut()
+    if not x.volume:  # torch leaves running statistics as they are
+        return Placed(Cut(layout), lambda x, *given: sum((each.sum() for each in given), x), call.others_whole(None))
     given = ChannelTensors(call, layout, "weight", "bias", "running_mean", "running_var")
     if not call["training"] and call["running_mean"] is not None:
         return _by_running(call, layout, given)
     count = math.prod(n for d, n in enumerate(x.shape) if d != 1)
-    if count <= 1 and call["training"]:
+    if count == 1 and call["training"]:
         raise PartitionError(f"{call.name}: expected more than 1 value per channel when training, got {x.shape}.")
     sets = _sets(call, layout, [d for d in range(x.dim) if d != 1], count).of_channels(layout)
     return _tracking(call, layout, given, sets, norm_functions.batch_norm, layout.is_filled)

@@ -134,13 +134,13 @@ def by_kind(call: OperatorCall) -> Local:
                 made = (stream.normal(*where) * named["std"] + named["mean"]).exp_()
             case _:
                 low, high = named.get("from", 0), named.get("to")
-                return stream.integers(low, _last_of(dtype) + 1 if high is None else high, elements, dtype, device)
+                return stream.integers(low, last_of(dtype) + 1 if high is None else high, elements, dtype, device)
         return made.to(dtype)
 
     return drawn(call, numbers)
 
 
-def _last_of(dtype: torch.dtype) -> int:
+def last_of(dtype: torch.dtype) -> int:
     """The largest of torch's random integers of a dtype: of floats, up to which all are representable."""
     if dtype.is_floating_point:
         return round(2 / torch.finfo(dtype).eps)

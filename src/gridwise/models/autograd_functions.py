@@ -107,7 +107,7 @@ def differentiated(
     gradient_slots = {}
     for item, gradient in zip(wanted, walk.results(), strict=True):
         if item.slot in inputs:
-            gradient_slots[item.slot] = _as_cotangent(walk.tape, gradient, item.value, name).slot
+            gradient_slots[item.slot] = as_cotangent(walk.tape, gradient, item.value, name).slot
     used = {slot for step in inner for slot in step.inputs}
     free_early(inner, {*outputs, *(item.slot for item in saved)} | (set(inputs) - used))
     free_early(walk.tape.steps, set(gradient_slots.values()))
@@ -126,7 +126,7 @@ def cotangent_of(placement: Placement) -> Placement:
     return Partial() if isinstance(placement, Replicated) else Replicated()
 
 
-def _as_cotangent(tape: Tape, gradient: Item, of: GlobalTensor, name: str) -> Item:
+def as_cotangent(tape: Tape, gradient: Item, of: GlobalTensor, name: str) -> Item:
     """A gradient in the placement of the cotangent of `of`."""
     workers = tape.workers
     want = cotangent_of(of.placement)

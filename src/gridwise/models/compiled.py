@@ -20,6 +20,7 @@ from torch import Tensor
 from ..comm.graph_breaks import captured_by
 from ..operators.random.random_stream import RandomStream
 from ..torch_internals.compiler import Compiler, compiling
+from .inner_gradients import Differentiation
 from .program import Checkpoint, Step, Values, execute, put
 
 FEWEST = 2
@@ -89,7 +90,7 @@ class CompiledPieces:
         made = [values[slot] for slot in step.made]
         for slot in step.frees:
             values[slot] = None
-        if probe.moves or step.draws or isinstance(step.run, Checkpoint) or not given or not made:
+        if probe.moves or step.draws or isinstance(step.run, Checkpoint | Differentiation) or not given or not made:
             return False
         return all(isinstance(value, Tensor) for value in (*given, *made))
 

@@ -26,6 +26,7 @@ from ..operators.call import order_of
 from ..partition import Partition
 from ..torch_internals.operators import OpOverload, name_of, schema_of
 from ..torch_internals.switches import SWITCHES, exit_autocast, set_grad_enabled
+from . import inner_gradients
 from .aliasing import Aliases, isolated
 from .autograd_functions import PlacedFunction, differentiated
 from .movement import enter, leave
@@ -115,7 +116,7 @@ class Placing:
     ) -> None:
         self.graph, self.tape, self.name, self.regions = graph, tape, name, regions
         self.workers = tape.workers
-        self.aliases = Aliases(graph, sources)
+        self.sources, self.aliases = sources, Aliases(graph, sources)
         self.items: dict[Node, Item | list[Item]] = {}
         self.problems: list[str] = []
         self.changed_slots: set[int] = set()
@@ -175,9 +176,9 @@ class Placing:
             several = self.items[node.args[0]]  # type: ignore[index]
             assert isinstance(several, list)
             self._rebind(node, several[node.args[1]])  # type: ignore[index]
-        elif not isinstance(node.target, OpOverload):
+        elif not isinstance(node.target, OpOverload) and node.target not in inner_gradients.NODES:
             self._refuse(node, "it is no operator of torch")
-        elif not _is_settled(node):
+        elif node.target in inner_gradients.NODES or not _is_settled(node):
             try:
                 self._place(node)
             except NoRule as error:
@@ -269,7 +270,9 @@ class Placing:
 
     def _place(self, node: Node) -> None:
         op = node.target
-        assert isinstance(op, OpOverload)
+        if not isinstance(op, OpOverload):
+            self._bind_results(node, inner_gradients.place_gradients(self, node))
+            return
         written = written_by(node)
         if node in self.aliases.keeps_alias:
             self._completed(node.all_input_nodes[0])

@@ -18,6 +18,7 @@ from torch.fx import Node
 from ..errors import UnsupportedError
 from ..grid import Box, Shape
 from ..models.recording import Recording
+from ..models.recording.gradients import gradients, requiring_grad
 from ..models.recording.recording import draws, tensors_in, where, written_by
 from ..models.rules.answer import functional
 from ..operators.call import OperatorCall, TensorSpec, order_of
@@ -115,7 +116,8 @@ class Lowering(Builder):
         elif target is operator.getitem:
             self._tensors.bind(node, self._several[node.args[0]][node.args[1]])  # type: ignore[index]
         elif not isinstance(target, OpOverload):
-            raise self._refusal("it is no operator of torch")
+            asks = target in (gradients, requiring_grad)
+            raise self._refusal("the model asks for gradients itself" if asks else "it is no operator of torch")
         elif name_of(target) not in SKIPPED:
             self._refuse_regions(node)
             self._operate(node, target)

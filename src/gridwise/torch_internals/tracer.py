@@ -16,10 +16,11 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch._subclasses.fake_tensor import FakeTensor as TracedTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as TracedTensorMode
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing as untraced
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, track_tensor_tree
 from torch.fx.experimental.proxy_tensor import make_fx as make_fx
 
-__all__ = ["NEEDS_NUMBERS", "TracedTensor", "TracedTensorMode", "make_fx"]
+__all__ = ["NEEDS_NUMBERS", "TracedTensor", "TracedTensorMode", "make_fx", "untraced"]
 
 NEEDS_NUMBERS = (DataDependentOutputException, DynamicOutputShapeException)
 """Raised by an operator whose result, or the size of it, depends on the values of a tensor; a fake has none."""
@@ -39,6 +40,20 @@ def current_tracer() -> Any:
 def node_of(x: Tensor) -> torch.fx.Node:
     """The node whose value is `x`, in the graph that is being made."""
     return get_proxy_slot(x, current_tracer()).proxy.node
+
+
+def noted_call(function: Callable[..., Any], args: tuple[Any, ...], result: Any) -> None:
+    """Add a node to the graph that is being made: the call of a function of tensors, of which `result` is the value."""
+    tracer = current_tracer()
+
+    def proxied(value: Any) -> Any:
+        if isinstance(value, list):
+            return [proxied(part) for part in value]
+        return get_proxy_slot(value, tracer).proxy if isinstance(value, Tensor) else value
+
+    with untraced():
+        proxy = tracer.create_proxy("call_function", function, tuple(map(proxied, args)), {})
+        track_tensor_tree(result, proxy, constant=None, tracer=tracer)
 
 
 def fakes_of(mode: TracedTensorMode) -> list[Tensor]:

@@ -34,6 +34,7 @@ from ...torch_internals.modules import (
     has_backward_hooks,
 )
 from ...torch_internals.tracer import as_if_not_traced
+from .gradients import note_gradients, note_requires_grad
 from .lines import calls_model, current_line
 from .regions import Regions
 
@@ -89,11 +90,20 @@ class _AsEager(TorchFunctionMode):
     def __torch_function__(
         self, function: Callable[..., Any], types: object, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
+        given = dict(kwargs or {})
         if getattr(function, "__self__", None) is Tensor.data:
             if function.__name__ == "__get__":
                 return args[0].detach()
             raise refusal("an assignment to `.data`", self.calls.path, current_line())
-        given = dict(kwargs or {})
+        if getattr(function, "__self__", None) is Tensor.requires_grad and function.__name__ == "__set__":
+            note_requires_grad(*args)
+            return None  # whatever it returns, torch never frees
+        if function is torch.autograd.backward or function is Tensor.backward:
+            raise refusal("backward()", self.calls.path, current_line())
+        if given.get("is_grads_batched"):
+            raise refusal("gradients of several cotangents at once (is_grads_batched)", self.calls.path, current_line())
+        if function in NOTED:
+            return NOTED[function](*args, **given)
         generator = given.get("generator")
         if isinstance(generator, _DefaultGenerator):
             del given["generator"]
@@ -106,6 +116,11 @@ class _AsEager(TorchFunctionMode):
         return function(*args, **given)
 
 
+NOTED: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.autograd.grad: note_gradients,
+    Tensor.requires_grad_: note_requires_grad,
+}
+"""Functions that are nodes of a recording."""
 DROPOUTS = {f"{kind}dropout{end}" for kind in ("", "alpha_", "feature_", "feature_alpha_") for end in ("", "_")}
 DROPOUTS |= {"dropout1d", "dropout2d", "dropout3d"}
 

@@ -185,7 +185,7 @@ def _recorded(call: _FunctionCall, fakes: Fakes) -> Backward:
     def backward(*tensors: Tensor) -> list[Tensor]:
         assert call.attributes is not None
         saved, attributes = unflatten(call.attributes, tensors[: len(held)])
-        given = {"saved_tensors": saved, "needs_input_grad": call.needed}
+        given = {"saved_tensors": saved, "saved_variables": saved, "needs_input_grad": call.needed}
         given["input_grad_buffers"] = (None,) * len(call.needed)  # since torch 2.15; allowed to have nothing
         context = SimpleNamespace(**{**attributes, **given})
         result = call.kind.backward(context, *tensors[len(held) :])

@@ -17,6 +17,9 @@ import gridwise
 from .catalogue import Specimen
 from .check import EXACT, SENSITIVITY, Step, counted, differences, specimen_of
 
+LEAST = 5
+"""The least rows of a tile: a latent of one row becomes a picture of many."""
+
 
 @dataclass
 class TiledFinding:
@@ -55,7 +58,7 @@ def check_tiled(name: str) -> dict[str, Any]:
 
 def tile_of(specimen: Specimen) -> tuple[int, ...]:
     space = specimen.shape[2:]
-    return tuple(-(-n // (4 if len(space) == 3 else 8)) for n in space)
+    return tuple(max(LEAST, -(-n // (4 if len(space) == 3 else 8))) for n in space)
 
 
 def _compare(found: TiledFinding, model: torch.nn.Module, specimen: Specimen) -> None:

@@ -4,7 +4,9 @@ tiled      the user's entry point, and the model that it makes; `limits`: what t
 runner     recorded and scheduled once for inputs of one structure, then run
 lowering   a recording as operators on boxes (`graph`), without writes (`views`)
 schedule   which values are stored, and how large tiles are (`cone`: what a tile needs; `footprint`: what it holds)
-execute    forward and backward, tile by tile; `arrays`: what is stored, and where; `targets`: where results go
+execute    forward, tile by tile, and backward (`differentiate`); `arrays`: what is stored, and where; `targets`: where
+           results go
+autograd_functions   backwards that the model's own code says
 plan       what a call will do
 """
 

@@ -15,6 +15,7 @@ from itertools import pairwise, product
 
 from ..grid import Box, Cuts, Shape
 from ..operators.on_boxes import Collecting
+from .autograd_functions import OwnBackward
 from .graph import GlobalValue, Operation, Whole
 from .workspace import workspace
 
@@ -82,7 +83,15 @@ class Stage:
         return last.name
 
     @property
+    def own_backward(self) -> OwnBackward | None:
+        """Of an output of a `torch.autograd.Function`."""
+        return self.roots[0].by.backward if self.roots and self.roots[0].by is not None else None
+
+    @property
     def requires_grad(self) -> bool:
+        """Whether tiles of it are pulled back."""
+        if self.own_backward is not None:
+            return False
         made = (*self.roots, *(value for each in self.collects for value in each.outputs))
         return any(value.requires_grad for value in made)
 

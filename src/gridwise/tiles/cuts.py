@@ -54,7 +54,7 @@ def _counts_of_tile(stage: Stage, tile: Shape | None) -> tuple[int, ...]:
     """As many tiles along the last dims as `tile` says, where that leaves less to read for each."""
     shape = stage.shape
     counts = [1] * len(shape)
-    if tile is None or len(shape) <= len(tile) or all(value.is_fixed for value in stage.reads):
+    if tile is None or len(shape) <= len(tile) or all(value.of_parameters for value in stage.reads):
         return tuple(counts)  # what is made of parameters alone is small
     whole = _bytes_read(stage, counts)
     for d, size in zip(range(len(shape) - len(tile), len(shape)), tile, strict=True):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from ..grid import Box, Shape
 from ..models.recording import ValueSource
 from ..operators.call import TensorSpec
 from ..operators.on_boxes import Collecting, Local
+
+if TYPE_CHECKING:
+    from .autograd_functions import OwnBackward
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class GlobalValue:
     place: int = 0
     """Its place among the outputs of that operation."""
     source: ValueSource | None = None
+    of_parameters: bool = False
+    """Whether it is, or depends only on, parameters, buffers and constants."""
 
     @property
     def shape(self) -> Shape:
@@ -82,6 +87,8 @@ class Operation:
     """The number of its stream of random numbers."""
     autocast: Sequence[tuple[Any, ...]] = ()
     """The arguments of `torch.autocast` that the model has switched on for it."""
+    backward: OwnBackward | None = None
+    """For an output of a `torch.autograd.Function`: how the call is differentiated."""
 
     @property
     def is_local(self) -> bool:

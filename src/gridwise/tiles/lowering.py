@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,13 +20,14 @@ from ..errors import UnsupportedError
 from ..grid import Box, Shape
 from ..models.recording import Recording
 from ..models.recording.gradients import gradients, requiring_grad
-from ..models.recording.recording import draws, tensors_in, where, written_by
+from ..models.recording.recording import Backward, draws, tensors_in, where, written_by
 from ..models.rules.answer import functional
 from ..operators.call import OperatorCall, TensorSpec, order_of
 from ..operators.on_boxes import AnyOperator, Builder, Collecting, Composed, Local
 from ..operators.table import NotOnBoxes, maker_for
 from ..torch_internals.operators import OpOverload, name_of, schema_of
 from ..torch_internals.switches import enter_autocast, exit_autocast, set_grad_enabled
+from .autograd_functions import OwnBackward, recording_of
 from .graph import GlobalValue, Operation, OperatorGraph, Whole
 from .views import CannotPutBack, Tensors
 
@@ -48,8 +50,8 @@ def lower(recording: Recording, name: str) -> OperatorGraph:
 class Lowering(Builder):
     """One pass over a recording."""
 
-    def __init__(self, recording: Recording, name: str) -> None:
-        self.recording, self.name = recording, name
+    def __init__(self, recording: Recording, name: str, given: int | None = None) -> None:
+        self.recording, self.name, self.given = recording, name, given
         self.operations: list[Operation] = []
         self.inputs: dict[int, GlobalValue] = {}
         self.fixed: list[GlobalValue] = []
@@ -60,6 +62,9 @@ class Lowering(Builder):
         self._several: dict[Node, Sequence[Any]] = {}
         self._casts: dict[Node, tuple[Any, ...]] = {}
         self._draws = 0
+        self._function: int | None = None
+        """The region of the autograd Function whose forward is being followed."""
+        self._function_inputs: list[GlobalValue] = []
 
     def graph(self) -> OperatorGraph:
         return OperatorGraph(
@@ -77,8 +82,9 @@ class Lowering(Builder):
 
     def walk(self) -> None:
         for node in self.recording.module.graph.nodes:
+            self._move_to_function(node)
             self.node = node
-            if node.op == "placeholder":
+            if node.op in ("placeholder", "get_attr"):
                 self._enter(node)
             elif node.op == "output":
                 self.outputs = [self._tensors.read(each) for each in node.args[0]]
@@ -87,18 +93,19 @@ class Lowering(Builder):
         sources = {source: value for value in self.fixed if (source := value.source) is not None}
         for node, value in self._tensors.written_placeholders():
             source = self.recording.sources[node.name]
-            if source.kind == "input":
+            if source.kind == "input" and (self.given is None or int(source.name) < self.given):
                 raise UnsupportedError(
                     f"{self.name}: input {source.name} is changed in place, which is not done tile by tile.\n"
                     "  fix: change a copy of it (x = x.clone()) in the model."
                 )
-            if source.kind != "constant":
+            if source.kind in ("parameter", "buffer"):
                 self.writes[sources[source]] = value
 
     def _enter(self, node: Node) -> None:
-        source, fake = self.recording.sources[node.name], node.meta["val"]
+        source = self.recording.sources[node.name]
+        fake = node.meta["val"] if node.op == "placeholder" else self.recording.constants[source.name]
         needs_grad = node.meta["tensor_meta"].requires_grad if "tensor_meta" in node.meta else fake.requires_grad
-        value = GlobalValue(spec_of(fake), needs_grad, source=source)
+        value = GlobalValue(spec_of(fake), needs_grad, source=source, of_parameters=source.kind != "input")
         if source.kind == "input":
             self.inputs[int(source.name)] = value
         else:
@@ -119,17 +126,58 @@ class Lowering(Builder):
             asks = target in (gradients, requiring_grad)
             raise self._refusal("the model asks for gradients itself" if asks else "it is no operator of torch")
         elif name_of(target) not in SKIPPED:
-            self._refuse_regions(node)
             self._operate(node, target)
 
-    def _refuse_regions(self, node: Node) -> None:
-        number = node.meta.get("region")
-        while number is not None:
-            region = self.recording.regions[number]
-            if region.kind == "function":
-                assert region.backward is not None
-                raise self._refusal(f"{region.backward.function.__name__} has a backward of its own")
-            number = region.within
+    # Autograd Functions
+
+    def _move_to_function(self, node: Node) -> None:
+        """End the Function that the node is no longer in, and begin the one that it is in."""
+        number = self._function_of(node)
+        if number == self._function:
+            return
+        if self._function is not None:
+            self._end_function(self.recording.regions[self._function].backward)
+        if number is not None:
+            backward = self.recording.regions[number].backward
+            assert backward is not None
+            if any(self._function_of(self._nodes[name]) == number for name in backward.inputs):
+                self.node = node
+                raise self._refusal(f"{backward.function.__name__} has a backward of its own, and changes an argument")
+            self._function_inputs = self._values_at(backward.inputs)
+        self._function = number
+
+    def _function_of(self, node: Node) -> int | None:
+        """The outermost Function in whose forward a node is."""
+        number, within = None, node.meta.get("region") if node.op == "call_function" else None
+        while within is not None:
+            region = self.recording.regions[within]
+            number, within = within if region.kind == "function" else number, region.within
+        return number
+
+    def _values_at(self, names: Sequence[str]) -> list[GlobalValue]:
+        return [self._tensors.read(self._nodes[name]) for name in names]
+
+    @cached_property
+    def _nodes(self) -> dict[str, Node]:
+        return {node.name: node for node in self.recording.module.graph.nodes}
+
+    def _end_function(self, backward: Backward | None) -> None:
+        """What has been followed is without gradients; its outputs get those of the recorded backward."""
+        assert backward is not None
+        function, self._function = backward.function.__name__, None
+        outputs = [self._identity(value, _is_real(value.spec.dtype)) for value in self._values_at(backward.outputs)]
+        for name, value in zip(backward.outputs, outputs, strict=True):
+            self._tensors.rebind(self._nodes[name], value)
+        saved = self._values_at(backward.saved)
+        lowering = Lowering(recording_of(backward), f"the backward of {function} in {self.name}", len(saved))
+        lowering.walk()
+        graph, inputs = lowering.graph(), self._function_inputs
+        if graph.draws or [g.shape for g in graph.outputs] != [x.shape for x in inputs]:
+            raise self._refusal(f"{function} has a backward of its own, with random numbers or broadcast gradients")
+        own = OwnBackward(graph, tuple(saved), tuple(outputs), tuple(inputs))
+        for value in outputs:
+            assert value.by is not None
+            value.by.backward = own
 
     def _operate(self, node: Node, op: OpOverload) -> None:
         written = written_by(node)
@@ -195,7 +243,12 @@ class Lowering(Builder):
             for value, needed in zip(made, needs, strict=True):
                 if needed is False:
                     made = [self._detached(v) if v is value and v.requires_grad else v for v in made]
-        return made[0] if isinstance(node.meta["val"], Tensor) else made
+        if isinstance(node.meta["val"], Tensor):
+            return made[0]
+        left = iter(made)  # some operators give None in places
+        return (
+            made if len(made) >= len(node.meta["val"]) else [x if x is None else next(left) for x in node.meta["val"]]
+        )
 
     def _detached(self, value: GlobalValue) -> GlobalValue:
         """The same without a gradient: what the model computes under `no_grad`, or detaches."""
@@ -253,7 +306,7 @@ class Lowering(Builder):
         results: Sequence[TensorSpec],
         name: str = "",
     ) -> tuple[GlobalValue, ...]:
-        needs_grad = any(value.requires_grad for value in values)
+        needs_grad = self._function is None and any(value.requires_grad for value in values)
         outputs = tuple(GlobalValue(s, needs_grad and _is_real(s.dtype)) for s in results)
         drawn = isinstance(found, Local | Whole) and found.draws
         self._draws += drawn
@@ -264,6 +317,7 @@ class Lowering(Builder):
         )  # fmt: skip
         for place, value in enumerate(outputs):
             value.by, value.place = operation, place
+            value.of_parameters = bool(values) and all(each.of_parameters for each in values)
         self.operations.append(operation)
         return outputs
 

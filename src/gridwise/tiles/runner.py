@@ -24,7 +24,8 @@ from ..nn.engine.grid_random import sequential
 from ..operators.random.random_stream import RandomStream
 from ..progress import ProgressBar
 from .arrays import FromSource, InMemory, StoredArray
-from .execute import Execution, Store
+from .differentiate import DifferentiableExecution
+from .execute import Store
 from .graph import GlobalValue, OperatorGraph
 from .limits import Limits
 from .schedule import Schedule
@@ -188,7 +189,7 @@ class TiledRunner:
             arrays[value] = self._array_for(found, value, targets.get(value), home, device)
         keeps = found.schedule.backward and out is None and torch.is_grad_enabled()
         stream = RandomStream(_key() if graph.draws else 0)
-        run = Execution(found.schedule, Store(device, found.folder), arrays, stream, keeps)
+        run = DifferentiableExecution(found.schedule, Store(device, found.folder), arrays, stream, keeps)
 
         def forward() -> None:
             with completed(targets), self._shown(run, self.says, found.schedule.tiles):
@@ -216,7 +217,7 @@ class TiledRunner:
         return out if out is not None else found.recording.outputs(flat)
 
     @contextmanager
-    def _shown(self, run: Execution, says: str, tiles: int) -> Iterator[None]:
+    def _shown(self, run: DifferentiableExecution, says: str, tiles: int) -> Iterator[None]:
         """Show a bar while tiles run; an error frees what is stored at once, though its traceback may be kept."""
         bar = ProgressBar(says, tiles, self.progress, patience=1.0, stays=False)
         run.progress = bar.report
@@ -248,7 +249,7 @@ class TiledRunner:
         is_read = any(value in stage.reads for stage in found.schedule.stages)
         return ReadableTarget(Store(device, found.folder).new(value), target) if is_read else target
 
-    def _write(self, found: Scheduled, run: Execution) -> None:
+    def _write(self, found: Scheduled, run: DifferentiableExecution) -> None:
         """Change the buffers that the model changes, once."""
         with torch.no_grad():
             for value, new in found.graph.writes:
@@ -259,7 +260,7 @@ class TiledRunner:
 class _DifferentiatedCall(NamedTuple):
     """A call that is differentiated."""
 
-    run: Execution
+    run: DifferentiableExecution
     forward: Callable[[], None]
     backward: Callable[[Mapping[GlobalValue, Tensor]], list[Tensor | None]]
     outputs: list[GlobalValue]

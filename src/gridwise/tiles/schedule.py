@@ -12,13 +12,14 @@ Then each stage is cut, along the dim that costs the least extra work, until wha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
 
 from ..errors import UnsupportedError
 from ..grid import Shape
+from .autograd_functions import OwnBackward
 from .cone import Stage, is_collecting, is_whole, stage_of, whole_stage
 from .cuts import count_of, cut, exceeds, middle, peak_of, work_of
 from .footprint import footprint
@@ -40,6 +41,8 @@ class Schedule:
     memory: int | None
     """The bytes that a tile may hold; None: no limit."""
     backward: bool
+    of_functions: dict[OwnBackward, Schedule] = field(default_factory=dict)
+    """The schedules of the backwards of autograd Functions."""
 
     @cached_property
     def last_read(self) -> list[list[GlobalValue]]:
@@ -74,7 +77,8 @@ class Schedule:
         most = max(self.stored, default=0)
         if not self.backward:
             return most
-        return most + 2 * max((root.nbytes for stage in self.stages for root in stage.roots), default=0)
+        most += 2 * max((root.nbytes for stage in self.stages for root in stage.roots), default=0)
+        return most + max((each.stored_peak for each in self.of_functions.values()), default=0)
 
     @property
     def tiles(self) -> int:
@@ -110,6 +114,9 @@ def scheduled(graph: OperatorGraph, memory: int | None, backward: bool, tile: Sh
         if not split:
             break
     schedule = Schedule(graph, stages, asked, backward)
+    if backward:
+        own = dict.fromkeys(stage.own_backward for stage in stages)
+        schedule.of_functions = {each: scheduled(each.graph, asked, False, tile) for each in own if each is not None}
     _check(schedule, memory)
     return schedule
 
@@ -123,7 +130,8 @@ def _stages(graph: OperatorGraph, kept: set[GlobalValue]) -> list[Stage]:
         if is_collecting(operation) and operation in needed:
             first = operation.inputs[0]
             others = [v for v in operation.inputs[1:] if v.source is None]
-            made_here = first in kept and first.by is not None and first.by.is_local and not others
+            by = first.by
+            made_here = first in kept and by is not None and by.is_local and by.backward is None and not others
             if made_here and first.shape == operation.shape and _reads_its_box(operation):
                 collects.setdefault(first, []).append(operation)
             else:
@@ -153,6 +161,8 @@ def _needed(graph: OperatorGraph) -> set[Operation]:
         if operation is not None and operation not in found:
             found.add(operation)
             left += [value.by for value in operation.inputs]
+            if operation.backward is not None:
+                left += [value.by for value in operation.backward.values]
     return found
 
 

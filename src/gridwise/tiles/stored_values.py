@@ -33,6 +33,8 @@ def _forced(graph: OperatorGraph) -> set[GlobalValue]:
     kept = {*graph.inputs.values(), *graph.fixed, *(v for v in graph.outputs), *(new for _, new in graph.writes)}
     kept |= _of_parameters(graph)
     for operation in graph.operations:
+        if operation.backward is not None:
+            kept.update(operation.backward.values)
         if not operation.is_local:
             kept.update(operation.outputs)
         if is_whole(operation):
@@ -44,13 +46,10 @@ def _forced(graph: OperatorGraph) -> set[GlobalValue]:
 
 def _of_parameters(graph: OperatorGraph) -> set[GlobalValue]:
     """Values computed from parameters, buffers and constants only, that something with an input uses: read whole."""
-    found: set[GlobalValue] = set(graph.fixed)
     used: set[GlobalValue] = set()
     for operation in graph.operations:
-        if operation.inputs and all(value in found for value in operation.inputs):
-            found.update(operation.outputs)
-        else:
-            used.update(value for value in operation.inputs if value in found)
+        if not all(value.of_parameters for value in operation.outputs):
+            used.update(value for value in operation.inputs if value.of_parameters)
     return used
 
 

@@ -90,6 +90,10 @@ class Tensors:
             self._values[each], self._seen[each] = now, self._writes[memory]
         self._written[path[-1]] = None
 
+    def rebind(self, node: Node, value: GlobalValue) -> None:
+        """Let a node stand for another value with the same numbers."""
+        self._values[self.first(node)] = value
+
     def replace(self, place: GlobalValue, value: GlobalValue) -> None:
         """Give the tensor whose value is `place`, a buffer, a new value."""
         node = next(node for node, held in self._values.items() if held is place)

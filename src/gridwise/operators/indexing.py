@@ -159,14 +159,19 @@ def embedding(call: OperatorCall) -> Local:
 @operator("bucketize", "isin", "searchsorted")
 def bucketize(call: OperatorCall) -> Local:
     """Each element's place in a sorted line, or whether it is in a list."""
+    local = call.locally()
+
+    def run(*tensors: Tensor) -> Any:
+        return local(*(x.contiguous() for x in tensors))  # a warning of torch's else
+
     if call.kind == "searchsorted":
         sequence, lead = call.tensors[0], numbered("b", call.result.dim - 1)
         of_sequence = [*lead, "k"] if sequence.dim > 1 else ["k"]
         queries = [*lead, "q"][: call.result.dim]
         if not isinstance(call["self"], type(sequence)):
             raise NotOnBoxes("the place of one number")
-        return by_labels(call, [of_sequence, queries, of_sequence], queries)
+        return by_labels(call, [of_sequence, queries, of_sequence], queries, run)
     labels = numbered("d", call.result.dim)
     if call.tensors[0].shape != call.result.shape or overload_of(call.op).startswith("Scalar"):
         raise NotOnBoxes("the place of one number")
-    return by_labels(call, [labels], labels)
+    return by_labels(call, [labels], labels, run)

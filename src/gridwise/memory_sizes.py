@@ -19,8 +19,8 @@ _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory
 _USED = (Path("/sys/fs/cgroup/memory.current"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"))
 
 
-def number_of_bytes(size: str | int, asked: str = "plan") -> int:
-    """Bytes, from a number or from text such as "40GiB"; `asked` is who asks, for the error.
+def number_of_bytes(size: str | int, asked: str = "plan", name: str = "memory") -> int:
+    """Bytes, from a number or from text such as "40GiB"; `asked` is who asks for the argument `name`, for the error.
 
     >>> number_of_bytes("1.5GiB") == 3 * 2**29
     True
@@ -30,7 +30,7 @@ def number_of_bytes(size: str | int, asked: str = "plan") -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?\s*", str(size).upper())
     found = int(float(match[1]) * UNITS[match[2]]) if match else 0
     if found < 1:
-        raise PartitionError(f"{asked}: `memory` (={size!r}) is no number of bytes.\n  fix: 40 * 2**30, or '40GiB'.")
+        raise PartitionError(f"{asked}: `{name}` (={size!r}) is no number of bytes.\n  fix: 40 * 2**30, or '40GiB'.")
     return found
 
 

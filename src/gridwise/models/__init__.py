@@ -3,7 +3,7 @@
 distribute         the user's entry point
 model              its result: an object of the user's class, whose calls run on blocks
 inputs             the arguments of a call, and where their tensors lie; `roots`: the modules that a function calls
-replicated_state   parameters and buffers, whole on every worker of the grid
+replicated_state   parameters and buffers, whole on every worker of the grid; `parameters`: those that are cut
 runner             one agreement per call; `recorder`: all workers record and place new structures together; `same_blocks`,
                    `local_loss`: warnings where each worker passed the whole, or took the mean of its block
 self_check         whether recording works with a torch that the tests have not seen

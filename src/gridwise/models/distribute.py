@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from ..deferred_init import materialize_module
 from ..errors import PartitionError, UnsupportedError
+from ..memory_sizes import number_of_bytes
 from ..nn.engine.module import Module
 from ..nn.parameters.blocks import BlockParameter
 from ..nn.parameters.replicas import synchronise_replicas
 from ..partition import Partition
 from .inputs import Inputs, as_tensors
 from .model import DistributedFunction, DistributedModel, become, runner_of
-from .recorder import GatherOption
+from .parameters.cutting import cut_parameters
+from .recorder import GatherOption, Options
 from .recording.containers import flatten
 from .replicated_state import replicate_parameters, replicate_state
 from .roots import roots_of
+
+ParametersOption = Literal["whole", "cut"]
 
 
 def distribute(
@@ -29,6 +33,8 @@ def distribute(
     example: object = None,
     methods: Sequence[str] | None = None,
     gather: GatherOption = "report",
+    parameters: ParametersOption = "whole",
+    prefetch_bytes: int | str = "64MiB",
     **inputs: object,
 ) -> DistributedModel:
     """A model that runs on the grid `P_x` with the parameters of `model`, an ordinary torch model.
@@ -48,6 +54,9 @@ def distribute(
         name. The model is then recorded at once
     methods : names of methods besides `forward` that run on the grid, each recorded separately
     gather : "refuse" raises where a tensor would have to be gathered; see `report()` of the result
+    parameters : "cut" keeps a block of each on every worker, and so of its gradient and of the optimiser's states, and
+        gathers it while it is used, in forward and again in backward. Make optimisers afterwards
+    prefetch_bytes : how many bytes of cut parameters are gathered ahead of their use, and of gradients may be under way
     inputs : for other arguments, by name: the partition of their tensors (a single one, or nested like the argument; a
         partition without a grid for tensors that every worker holds whole), or the value at which the argument is held
 
@@ -67,12 +76,16 @@ def distribute(
         raise PartitionError("distribute needs a partition with an axis for each dim of the model's input.")
     if gather not in ("report", "refuse"):
         raise PartitionError(f"distribute: `gather` (={gather!r}) must be 'report' or 'refuse'.")
+    if parameters not in ("whole", "cut"):
+        raise PartitionError(f"distribute: `parameters` (={parameters!r}) must be 'whole' or 'cut'.")
+    ahead = prefetch_bytes if prefetch_bytes == 0 else number_of_bytes(prefetch_bytes, "distribute", "prefetch_bytes")
+    options, cut = Options(gather, int(ahead)), parameters == "cut"
     if isinstance(model, torch.nn.Module):
-        result = _of_model(model, P_x, tuple(methods or ()), gather, inputs)
+        result = _of_model(model, P_x, tuple(methods or ()), options, cut, inputs)
     elif callable(model) and not isinstance(model, type):
         if methods:
             raise PartitionError("distribute: `methods` are those of a model; a function has none.")
-        result = _of_function(model, P_x, gather, inputs)
+        result = _of_function(model, P_x, options, cut, inputs)
     else:
         raise PartitionError(
             f"distribute: `model` (={model!r}) is no torch.nn.Module and no function.\n  fix: give one of the two."
@@ -83,21 +96,29 @@ def distribute(
 
 
 def _of_model(
-    model: torch.nn.Module, P_x: Partition, methods: tuple[str, ...], gather: GatherOption, bindings: Mapping[str, Any]
+    model: torch.nn.Module,
+    P_x: Partition,
+    methods: tuple[str, ...],
+    options: Options,
+    cut: bool,
+    bindings: Mapping[str, Any],
 ) -> DistributedModel:
     name = type(model).__name__
     _refuse(model)
     says = f"the distributed {name} on {P_x.shape}"
-    grid_methods = {"forward": (says, Inputs(name, model.forward, P_x, bindings), gather)}
+    grid_methods = {"forward": (says, Inputs(name, model.forward, P_x, bindings), options)}
     for method in methods:
         function = getattr(model, method, None)
         if not callable(function):
             raise PartitionError(f"distribute: {name} has no method {method!r}.")
-        grid_methods[method] = f"{method} of {says}", Inputs(f"{name}.{method}", function, P_x, bindings), gather
+        grid_methods[method] = f"{method} of {says}", Inputs(f"{name}.{method}", function, P_x, bindings), options
     _check_names(name, bindings, [inputs for _, inputs, _ in grid_methods.values()])
     _check_holders(name, model, P_x)
     if P_x.active:
         synchronise_replicas(model, P_x)
+    if cut:
+        cut_parameters({name: model}, P_x)
+    if P_x.active:
         materialize_module(model)
     twin = _copied(model)
     replicate_parameters([model, twin], P_x)
@@ -118,7 +139,7 @@ def _check_holders(name: str, model: torch.nn.Module, P_x: Partition) -> None:
 
 
 def _of_function(
-    function: Callable[..., Any], P_x: Partition, gather: GatherOption, bindings: Mapping[str, Any]
+    function: Callable[..., Any], P_x: Partition, options: Options, cut: bool, bindings: Mapping[str, Any]
 ) -> DistributedFunction:
     name = getattr(function, "__name__", type(function).__name__)
     roots = roots_of(function)
@@ -128,10 +149,15 @@ def _of_function(
             _check_holders(name, root, P_x)
             if P_x.active:
                 synchronise_replicas(root, P_x)
+    if cut and not all(isinstance(root, DistributedModel) for root in roots.values()):
+        raise UnsupportedError(
+            f"distribute: `parameters` (='cut') is for models, and {name} is a function that calls some.",
+            fix="distribute(model, P_x, parameters='cut') first, and then a function that calls the result.",
+        )
     says = f"the distributed {name} on {P_x.shape}"
     inputs = Inputs(name, function, P_x, bindings)
     _check_names(name, bindings, [inputs])
-    return DistributedFunction(says, function, roots, inputs, gather)
+    return DistributedFunction(says, function, roots, inputs, options)
 
 
 def _check_names(name: str, bindings: Mapping[str, Any], functions: Sequence[Inputs]) -> None:

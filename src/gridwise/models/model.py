@@ -23,12 +23,12 @@ from ..partition import Partition
 from ..torch_internals.modules import hooks_of, no_hooks
 from .compiled import called_by_compiled_code
 from .inputs import Inputs
-from .recorder import GatherOption
+from .recorder import Options
 from .report import Report
 from .runner import Runner
 
-GridMethods = Mapping[str, tuple[str, Inputs, GatherOption]]
-"""Functions that run on the grid, by name: the name in error messages, the inputs, and the `gather` option."""
+GridMethods = Mapping[str, tuple[str, Inputs, Options]]
+"""Functions that run on the grid, by name: the name in error messages, the inputs, and the options."""
 OWN = "_distributed"
 """The one attribute that a distributed model adds to the user's model."""
 
@@ -108,7 +108,7 @@ class DistributedModel(torch.nn.Module):
         own.copies += 1
         with as_written(self):
             twin = copy.deepcopy(self, memo)
-        grid_methods = {name: (runner.says, runner.inputs, runner.gather) for name, runner in own.runners.items()}
+        grid_methods = {name: (runner.says, runner.inputs, runner.options) for name, runner in own.runners.items()}
         key = f"copy {own.copies} of {own.runners['forward'].ticket.key}"
         result = become(twin, self.P_x, grid_methods, key)
         result.__dict__.update(copy.deepcopy(hooks_of(self), memo))
@@ -155,10 +155,10 @@ def become(model: torch.nn.Module, P_x: Partition, grid_methods: GridMethods, ke
     kind = type(f"Distributed{written.__name__}", (DistributedModel, written), {"__module__": __name__, **methods})
     model.__dict__[OWN] = own
     model.__class__ = kind
-    for name, (says, inputs, gather) in grid_methods.items():
+    for name, (says, inputs, options) in grid_methods.items():
         call = _call_of(model, "__call__" if name == "forward" else name)
         own.runners[name] = Runner(
-            says, call, {"": model}, inputs, gather, lambda: as_written(model), f"{key}, {name}" if key else ""
+            says, call, {"": model}, inputs, options, lambda: as_written(model), f"{key}, {name}" if key else ""
         )
     _guard(model)
     assert isinstance(model, DistributedModel)
@@ -227,12 +227,12 @@ class DistributedFunction(DistributedModel):
         function: Callable[..., Any],
         roots: Mapping[str, torch.nn.Module],
         inputs: Inputs,
-        gather: GatherOption,
+        options: Options,
     ):
         super().__init__()
         self.__dict__["_modules"].update(roots)
         own = self.__dict__[OWN] = GridState(torch.nn.Module, inputs.P_x)
-        own.runners["forward"] = Runner(says, function, roots, inputs, gather, lambda: _all_as_written(roots))
+        own.runners["forward"] = Runner(says, function, roots, inputs, options, lambda: _all_as_written(roots))
 
     @property  # type: ignore[override]
     def _modules(self) -> dict[str, torch.nn.Module]:

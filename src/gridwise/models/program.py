@@ -172,9 +172,15 @@ class Program:
     """Whether any step draws random numbers."""
     changed_slots: frozenset[int] = frozenset()
     """The slots of sources that the model changes in place."""
+    cut_slots: frozenset[int] = frozenset()
+    """The slots of parameters of which each worker has a block; steps gather them (`parameters.gather_steps`)."""
     _buckets: dict[tuple[int, ...], list[Bucket]] = field(default_factory=dict)
     _pieces: CompiledPieces | None = None
     """The steps as compiled by `torch.compile`."""
+
+    def new_slot(self) -> int:
+        self.count += 1
+        return self.count - 1
 
     def __call__(
         self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], inputs: Sequence[Tensor]
@@ -224,7 +230,10 @@ class Program:
         wanted = tuple(
             slot
             for slot, source in self.sources
-            if source.kind in ("parameter", "buffer") and slot not in self.changed_slots and values[slot].requires_grad
+            if source.kind in ("parameter", "buffer")
+            and slot not in self.changed_slots
+            and slot not in self.cut_slots
+            and values[slot].requires_grad
         )
         if wanted not in self._buckets:
             self._buckets[wanted] = self._packed(wanted, values)

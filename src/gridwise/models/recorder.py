@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from ..nn.engine.mode import agree_mode
 from ..operators.formats import memory_format_of
 from ..partition import CartesianPartition, Partition
 from .inputs import Bound
+from .parameters.gather_steps import gather_parameters
 from .placement import Cut, Placement
 from .program import Program
 from .recording.containers import described, unflatten, without_values
@@ -26,6 +27,13 @@ from .recording.state import modules_of, tensors_of
 from .same_blocks import warn_of_same_blocks
 
 GatherOption = Literal["report", "refuse"]
+
+
+class Options(NamedTuple):
+    """How a function runs: the arguments of `distribute` of these names."""
+
+    gather: GatherOption = "report"
+    prefetch_bytes: int = 1 << 26
 
 
 @dataclass
@@ -67,10 +75,10 @@ class FunctionRecorder:
         call: Callable[..., Any],
         roots: Mapping[str, torch.nn.Module],
         P_x: Partition,
-        gather: GatherOption,
+        options: Options,
         as_written: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        self.says, self.call, self.roots, self.P_x, self.gather = says, call, dict(roots), P_x, gather
+        self.says, self.call, self.roots, self.P_x, self.options = says, call, dict(roots), P_x, options
         self.as_written = as_written
 
     def agreed_run(self, bound: Bound, mode: Hashable) -> Run:
@@ -117,12 +125,13 @@ class FunctionRecorder:
         from .placing import place  # imports torch's tracer, which takes seconds: not before the first call
 
         recording = self._agreed(lambda: self.record(bound, structures, formats))
-        program = place(recording, layouts, self.P_x, self.gather, self.says)
+        program = place(recording, layouts, self.P_x, self.options.gather, self.says)
         found: dict[str, dict[str, Any]] = {"parameter": {}, "buffer": {}}
         places = {holding.name: (holding.kind, holding.places[0]) for holding in tensors_of(modules_of(self.roots))}
         for source in recording.sources.values():
             if source.name in places and source.kind in found:
                 found[source.kind][source.name] = places[source.name][1]
+        gather_parameters(program, found["parameter"], self.options.prefetch_bytes)
         leaves = next(node for node in recording.module.graph.nodes if node.op == "output").args[0]
         outputs_need_grad = [leaf.meta["tensor_meta"].requires_grad for leaf in leaves]
         pairs = zip(program.outputs, leaves, strict=True)

@@ -7,7 +7,7 @@ share one still do, and an optimiser made earlier moves it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, cast
 
@@ -16,7 +16,15 @@ from torch import Tensor
 
 from ..comm.transports.base import Transport
 from ..deferred_init import is_deferred, materialize_shard
-from ..nn.parameters.blocks import BlockParameter, BlockTensor, Spread
+from ..nn.parameters import saved_blocks
+from ..nn.parameters.blocks import (
+    BlockParameter,
+    BlockTensor,
+    Spread,
+    holders_of_blocks,
+    is_cut,
+    spread_over,
+)
 from ..partition import Partition
 from ..torch_internals.modules import add_state_hooks
 
@@ -36,6 +44,8 @@ def replicate_parameters(models: Iterable[torch.nn.Module], P: Partition) -> Non
 
 
 def _parameter_held_by(P: Partition, value: Tensor) -> Tensor:
+    if is_cut(value):
+        return value
     spread = _spread(value, P)
     if is_deferred(value):
         value = BlockParameter(_no_block(value), value.requires_grad)
@@ -52,6 +62,8 @@ def _no_block(value: Tensor) -> Tensor:
 
 
 def _spread(value: Tensor, P: Partition) -> Spread:
+    if is_cut(value):
+        return spread_over(value, P.grid)
     known = value.spread if isinstance(value, BlockParameter) else None
     shape = tuple(value.shape) if known is None else known.shape
     return Spread(P.grid, (None,) * len(shape), shape)
@@ -73,6 +85,8 @@ def replicate_state(twin: torch.nn.Module, P: Partition) -> None:
         if spreads:
             module.__dict__["_spreads"] = spreads
             add_state_hooks(module, partial(_cut, spreads, P.transport.rank), partial(_labelled, spreads, P.transport))
+            if any(map(is_cut, module._parameters.values())):
+                holders_of_blocks[module] = P.transport
 
 
 def _buffer_held_by(P: Partition, value: Tensor, spread: Spread) -> BlockTensor:
@@ -85,12 +99,25 @@ def _buffer_held_by(P: Partition, value: Tensor, spread: Spread) -> BlockTensor:
     return held
 
 
-def _cut(spreads: dict[str, Spread], rank: int, state: dict[str, Any], prefix: str, *rest: object) -> None:
-    """Replace global values in a state by this worker's part."""
+def _cut(
+    spreads: dict[str, Spread],
+    rank: int,
+    state: dict[str, Any],
+    prefix: str,
+    metadata: Mapping[str, Any],
+    *rest: object,
+) -> None:
+    """Replace global values in a state by this worker's part; refuse other workers' parts."""
+    saved = metadata.get(saved_blocks.KEY, {})
     for name, spread in spreads.items():
         value = state.get(prefix + name)
-        if isinstance(value, Tensor) and tuple(value.shape) == spread.shape:
-            state[prefix + name] = value if rank in spread.holders else _nothing(spread.cut(value, rank))
+        if not isinstance(value, Tensor):
+            continue
+        if spread.layout.grid.size > 1:
+            saved_blocks.check(prefix + name, value, saved.get(name), spread, rank)
+        if tuple(value.shape) == spread.shape:
+            part = spread.cut(value, rank)
+            state[prefix + name] = part if rank in spread.holders else _nothing(part)
 
 
 def _nothing(value: Tensor) -> Tensor:
@@ -106,9 +133,11 @@ def _labelled(
     prefix: str,
     *rest: object,
 ) -> None:
-    """Label the values in a state as blocks."""
+    """Label the values in a state as blocks, and note which they are."""
     for name, spread in spreads.items():
         value = state.get(prefix + name)
         if isinstance(value, Tensor) and not isinstance(value, BlockParameter | BlockTensor):
             state[prefix + name] = value = value.as_subclass(BlockTensor)
             spread.label(value, transport)
+    cut = {name: spread for name, spread in spreads.items() if spread.layout.grid.size > 1}
+    saved_blocks.note(state, prefix, cut, transport.rank)

@@ -25,7 +25,7 @@ from ..nn.engine.arguments import problem_with_inference, refuse_transforms
 from ..nn.engine.grid_random import draw_key, sequential
 from ..nn.engine.operator import Operator, Ticket, apply
 from ..nn.engine.plans import PLANS_KEPT, LayerPlans
-from ..nn.parameters.blocks import Spread
+from ..nn.parameters.blocks import spread_over
 from ..nn.parameters.gradient_wire import current_wire
 from ..nn.parameters.replicas import Replica, agree_replicas, is_due
 from ..nn.windows.windowed_layer import as_batch
@@ -35,7 +35,7 @@ from ..torch_internals.modes import without_torch_function
 from .inputs import Bound, Inputs
 from .local_loss import watch_for_local_loss
 from .placement import Cut
-from .recorder import FunctionRecorder, GatherOption, Run
+from .recorder import FunctionRecorder, Options, Run
 from .recording.indices import problem_with
 from .recording.recording import Recording
 from .recording.state import Snapshot, modules_of
@@ -90,11 +90,11 @@ class Runner(FunctionRecorder):
         call: Callable[..., Any],
         roots: Mapping[str, torch.nn.Module],
         inputs: Inputs,
-        gather: GatherOption,
+        options: Options,
         as_written: Callable[[], AbstractContextManager[None]],
         key: str = "",
     ) -> None:
-        super().__init__(says, call, roots, inputs.P_x, gather, as_written)
+        super().__init__(says, call, roots, inputs.P_x, options, as_written)
         self.inputs = inputs
         transport = self.P_x.transport
         key = key or f"#{transport.ordinal(says)}"
@@ -197,8 +197,7 @@ class Runner(FunctionRecorder):
             for name, value in (*root.named_parameters(), *root.named_buffers())
         ]
         grid = self.P_x.grid
-        spreads = [Spread(grid, (None,) * value.dim(), tuple(value.shape)) for _, value in held]
-        replicas = [Replica(name, value, spread) for (name, value), spread in zip(held, spreads, strict=True)]
+        replicas = [Replica(name, value, spread_over(value, grid)) for name, value in held]
         agree_replicas(self.P_x.transport, self.P_x.team, self.says, replicas)
         self.replicas_are_new = False
 

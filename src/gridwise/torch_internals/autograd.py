@@ -42,6 +42,11 @@ def run_last(node: Any) -> None:
     node._set_sequence_nr(0)
 
 
+def at_end_of_backward(call: Callable[[], None]) -> None:
+    """Call something once the backward that runs now has ended."""
+    torch.autograd.Variable._execution_engine.queue_callback(call)
+
+
 def function_of(node: Any) -> type[torch.autograd.Function] | None:
     """The Function whose backward a node runs; None if it is one of torch's own operators."""
     return getattr(type(node), "_forward_cls", None)

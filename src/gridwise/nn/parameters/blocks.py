@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import Any, SupportsIndex, TypeVar
+from typing import Any, SupportsIndex, TypeGuard, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -162,6 +162,19 @@ Labelled = TypeVar("Labelled", BlockTensor, BlockParameter)
 def placement_of(x: object) -> Layout | None:
     """The placement of a block; None for anything else, and for what every worker of the world holds whole."""
     return x.placement if isinstance(x, BlockTensor | BlockParameter) else None
+
+
+def is_cut(x: object) -> TypeGuard[BlockParameter]:
+    """Whether a parameter lies in several blocks on different workers."""
+    return isinstance(x, BlockParameter) and x.spread is not None and x.spread.layout.grid.size > 1
+
+
+def spread_over(value: Tensor, holders: Grid) -> Spread:
+    """How a value is cut; one that is not is whole on each of the `holders`."""
+    if is_cut(value):
+        assert value.spread is not None
+        return value.spread
+    return Spread(holders, (None,) * value.dim(), tuple(value.shape))
 
 
 def labelled(tensor: Labelled, like: BlockTensor | BlockParameter) -> Labelled:

@@ -24,7 +24,7 @@ from ...errors import MismatchError, PartitionError
 from ...grid import Grid
 from ...partition import Partition, world
 from ..engine.agreement import NOTHING, Ballot, gather_lines, key_of
-from .blocks import Spread
+from .blocks import Spread, is_cut, spread_over
 
 FIX = "build models from one seed on all workers (torch.manual_seed), change parameters alike, load the same state."
 
@@ -129,7 +129,7 @@ def synchronise_replicas(model: torch.nn.Module, P: Partition) -> None:
     if not all_equal(transport, team, what, repr(names)):
         raise differing
     for value in held.values():
-        if not is_deferred(value) and not value.is_meta:
+        if not is_deferred(value) and not value.is_meta and not is_cut(value):
             block = value.detach().clone(memory_format=torch.contiguous_format)
             transport.copy_from(block, team[0], team, what)
             value.data.copy_(block)
@@ -145,8 +145,8 @@ def _held(model: torch.nn.Module, everyone: Grid) -> Iterator[Replica]:
     for prefix, module in model.named_modules():
         own = [*module.named_parameters(prefix, recurse=False), *module.named_buffers(prefix, recurse=False)]
         for name, value in own:
-            whole = Spread(everyone, (None,) * value.dim(), tuple(value.shape))
-            yield Replica(name, value, getattr(module, "_spreads", {}).get(name.rpartition(".")[2], whole))
+            known = getattr(module, "_spreads", {}).get(name.rpartition(".")[2])
+            yield Replica(name, value, known or spread_over(value, everyone))
 
 
 def checksum(value: Tensor) -> int:

@@ -14,7 +14,7 @@ import torch
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ...errors import UnsupportedError
+from ...errors import PartitionError, UnsupportedError
 from ...grid import Layout
 from .blocks import placement_of
 
@@ -34,8 +34,22 @@ OF_ONE_PARAMETER = {
 WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel", "DataParallel"}
 
 
+REPLACED = "_replaced_by_block"
+
+
+def mark_replaced(parameter: torch.Tensor) -> None:
+    """Note that a block has taken the place of a parameter, which an optimiser may still hold."""
+    setattr(parameter, REPLACED, True)
+
+
 def refuse_blocks(optimizer: torch.optim.Optimizer, args: object = (), kwargs: object = None) -> None:
     """Raise `UnsupportedError` if `optimizer` needs whole tensors and has a parameter in blocks."""
+    if any(REPLACED in vars(parameter) for group in optimizer.param_groups for parameter in group["params"]):
+        raise PartitionError(
+            f"this {type(optimizer).__name__} was made before distribute(..., parameters='cut'), and holds parameters whose "
+            "place blocks have taken.",
+            fix="make it afterwards, from the parameters of the model that distribute returns.",
+        )
     names = {kind.__name__.lower().replace("_", "") for kind in type(optimizer).__mro__}
     if names.isdisjoint(OF_ALL_PARAMETERS | OF_ONE_PARAMETER):
         return

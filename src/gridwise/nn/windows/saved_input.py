@@ -58,7 +58,7 @@ class FetchedInput(WindowInput):
         super().__init__(box)
         self.own, self.fetch, self.box, self.pad = own, fetch, box, pad
         self.reads_values = reads_values
-        self.replaces = torch.is_grad_enabled() and self._is_worth_it() and _may_hook()
+        self.replaces = torch.is_grad_enabled() and self._is_worth_it() and may_hook()
         if pad is not None:
             with self._replacing(values=False):
                 self.x = pad(box)
@@ -122,7 +122,7 @@ def _again(make: Again) -> Tensor:
     return make()
 
 
-def _may_hook() -> bool:
+def may_hook() -> bool:
     """Whether the user neither has hooks for saved tensors, nor forbids them. Torch refuses to forbid hooks in use."""
     try:
         with disable_saved_tensors_hooks("hooks are in use"):
@@ -158,12 +158,12 @@ def _memory(x: Tensor) -> int:
     return x.untyped_storage().data_ptr()
 
 
-def check_version(x: Tensor, version: int) -> Tensor:
-    """`x`; raises as torch does if it has been changed in place since `version`."""
+def check_version(x: Tensor, version: int, what: str = "the input of a distributed layer") -> Tensor:
+    """`x`; raises as torch does if it has been changed in place since `version`; `what` it is, for the error."""
     if version_of(x) != version:
         raise RuntimeError(
-            "one of the variables needed for gradient computation has been modified by an inplace operation: the input "
-            f"of a distributed layer, shape {tuple(x.shape)}, is at version {version_of(x)}; expected version {version} "
+            f"one of the variables needed for gradient computation has been modified by an inplace operation: {what}, "
+            f"shape {tuple(x.shape)}, is at version {version_of(x)}; expected version {version} "
             "instead."
         )
     return x

@@ -4,19 +4,24 @@
     python tools/trace_calls.py --files    and the files, in the order in which they are entered first
 
 A reader follows a call from file to file: the number of files is how many have to be opened, the number of switches (calls
-from one file into another) how often the reader changes between them. Worker 0 is traced; its other threads are not.
+from one file into another) how often the reader changes between them. Calls into the geometry (`grid/`), whose functions
+are named after what they compute, are left out. A file of which only functions of a single statement ran, such as a
+property or "does anything special apply? no", is counted apart, as *asked*. Worker 0 is traced; its other threads are not.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+import functools
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -24,43 +29,75 @@ import gridwise
 from gridwise import checkpoint, nn, tagi
 
 PACKAGE = Path(str(gridwise.__file__)).parent
+LEAVES = str(PACKAGE / "grid")
+PARTS = ("<lambda>", "<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>")
 
 
-class Walk(NamedTuple):
-    """One call: what it is, the files in the order in which they were entered first, and the switches between files."""
+@dataclass
+class Walk:
+    """One call: what it is, the files that it enters, in order, and the switches between files."""
 
     name: str
-    files: list[str]
-    switches: int
+    most: dict[str, int] = field(default_factory=dict)
+    """For each file, the most statements that a call of one of its functions ran, as far as they were counted: to 2."""
+    switches: int = 0
+
+    @property
+    def files(self) -> list[str]:
+        return [file for file, statements in self.most.items() if statements > 1]
+
+    @property
+    def asked(self) -> list[str]:
+        return [file for file, statements in self.most.items() if statements <= 1]
 
 
 class Tracer:
-    """Records calls that lead into another file of the package."""
+    """Records calls that lead into another file of the package, and the statements that each call runs."""
 
-    def __init__(self) -> None:
-        self.files: dict[str, None] = {}
-        self.switches = 0
+    def __init__(self, walk: Walk) -> None:
+        self.walk = walk
         self._last = ""
 
-    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
-        if event != "call" or not frame.f_code.co_filename.startswith(str(PACKAGE)):
-            return
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
         file = frame.f_code.co_filename
+        if not file.startswith(str(PACKAGE)) or file.startswith(LEAVES):
+            return None
+        name, most = str(Path(file).relative_to(PACKAGE)), self.walk.most
         if file != self._last:
-            self.files.setdefault(str(Path(file).relative_to(PACKAGE)))
-            self.switches += bool(self._last)
+            most.setdefault(name, 0)
+            self.walk.switches += bool(self._last)
             self._last = file
+        if frame.f_code.co_name in PARTS or most[name] > 1:
+            return None
+        ran, statements = set[int](), statements_of(file)
+
+        def line(frame: FrameType, event: str, argument: Any) -> Any:
+            if event == "line":
+                ran.add(statements.get(frame.f_lineno, frame.f_lineno))
+                most[name] = max(most[name], len(ran))
+            return line
+
+        return line
+
+
+@functools.cache
+def statements_of(file: str) -> dict[int, int]:
+    """The first line of the statement that each line belongs to."""
+    found: dict[int, int] = {}
+    for node in ast.walk(ast.parse(Path(file).read_text(encoding="utf-8"))):  # outer statements come first
+        if isinstance(node, ast.stmt):
+            found |= dict.fromkeys(range(node.lineno, (node.end_lineno or node.lineno) + 1), node.lineno)
+    return found
 
 
 @contextmanager
 def traced(name: str, walks: list[Walk]) -> Iterator[None]:
-    tracer = Tracer()
-    sys.setprofile(tracer)
+    walks.append(Walk(name))
+    sys.settrace(Tracer(walks[-1]))
     try:
         yield
     finally:
-        sys.setprofile(None)
-    walks.append(Walk(name, list(tracer.files), tracer.switches))
+        sys.settrace(None)
 
 
 def convolution() -> list[Walk]:
@@ -158,9 +195,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         walks = gridwise.launch(every_walk, folder, workers=2)[0]
     for walk in walks:
-        print(f"{walk.name:26} {len(walk.files):3} files {walk.switches:6} switches")
+        print(f"{walk.name:26} {len(walk.files):3} files {walk.switches:6} switches {len(walk.asked):4} asked")
         if given.files:
             print(*(f"    {file}" for file in walk.files), sep="\n")
+            print(*(f"    ({file})" for file in walk.asked), sep="\n")
 
 
 if __name__ == "__main__":

@@ -7,15 +7,12 @@ the capturing object is notified of every movement, carries it out between two g
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from torch import Tensor
-
-Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class GraphCapture(Protocol):
@@ -54,19 +51,6 @@ def captured_by(capture: GraphCapture | None) -> Iterator[None]:
         yield
     finally:
         _current.capture = before
-
-
-def movement(method: Method) -> Method:
-    """Decorate a transport method that moves tensors: during a capture it runs between two graphs."""
-
-    @functools.wraps(method)
-    def moved(self: Any, *args: Any, **kwargs: Any) -> Any:
-        capture = _current.capture
-        if capture is None or self.size == 1:
-            return method(self, *args, **kwargs)
-        return capture.run_between_graphs(functools.partial(method, self, *args, **kwargs))
-
-    return moved  # type: ignore[return-value]
 
 
 def read_by_host(read: Callable[[], Any]) -> Any:

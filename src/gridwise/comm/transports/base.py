@@ -12,17 +12,18 @@ through an example.
 
 from __future__ import annotations
 
+import functools
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ...grid import Grid, Layout
-from ..graph_breaks import movement
+from ..graph_breaks import capturing
 from ..launching.cores import cores
 from ..messages import wire_dtypes
 from ..messages.packing import Landing, Views, packed
@@ -32,6 +33,21 @@ from ..supervision.waiting import Guarded, Supervised
 from .data_path import DataPath
 from .data_path import Parcel as Parcel
 from .data_path import Team as Team
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def movement(method: Method) -> Method:
+    """Decorate a transport method that moves tensors: during a capture it runs between two graphs."""
+
+    @functools.wraps(method)
+    def moved(self: Any, *args: Any, **kwargs: Any) -> Any:
+        capture = capturing()
+        if capture is None or self.size == 1:
+            return method(self, *args, **kwargs)
+        return capture.run_between_graphs(functools.partial(method, self, *args, **kwargs))
+
+    return moved  # type: ignore[return-value]
 
 
 class Transport(Supervised, DataPath):
@@ -129,7 +145,9 @@ class Transport(Supervised, DataPath):
         self.count(out, into)
         with wait:
             pending = self._post_staged(out, into)
-        far = Arriving(Guarded(pending, wait), [landing for _, landing in landings])
+        far: Request = Guarded(pending, wait)
+        if any(landing.views for _, landing in landings):
+            far = Arriving(far, [landing for _, landing in landings])
         return far if near is NOTHING else Both(far, near)
 
     # Collectives

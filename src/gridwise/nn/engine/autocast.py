@@ -18,8 +18,6 @@ def autocasts() -> bool:
 
 def autocast_dtypes() -> dict[str, torch.dtype]:
     """The dtype to which autocast lowers products on each kind of device; empty where it is off."""
-    if not autocasts():
-        return {}
     return {kind: torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)}
 
 

@@ -179,8 +179,9 @@ class Layer(Module):
 
     def _raw_weight_and_bias(self) -> tuple[Any, Tensor | None, list[tuple[Shared, int] | None]]:
         """Both as they are, and how the caller has to sum their gradients."""
-        found = [self._shared.get(name) for name in ("weight", "bias")]
-        sums = [None if each is None else (each[0].with_current_wire(), each[1]) for each in found]
+        sums = [self._shared.get(name) for name in ("weight", "bias")]
+        if current_wire() is not None:
+            sums = [None if each is None else (each[0].with_current_wire(), each[1]) for each in sums]
         return self._block("weight"), self._block("bias"), sums
 
     def _block(self, name: str) -> Tensor | None:

@@ -6,7 +6,10 @@ import re
 from collections import Counter
 from pathlib import Path
 
+import torch
+
 import gridwise
+from gridwise import nn
 
 PACKAGE = Path(str(gridwise.__file__)).parent
 MAP = Path(__file__).parents[1] / "ARCHITECTURE.md"
@@ -49,3 +52,14 @@ def test_a_class_name_occurs_once() -> None:
         name for path in paths for name in re.findall(r"^class (\w+)", path.read_text(), flags=re.MULTILINE)
     )
     assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_layers_inherit_from_few_classes() -> None:
+    layers = [layer for layer in vars(gridwise.nn).values() if isinstance(layer, type) and issubclass(layer, nn.Module)]
+    assert len(layers) > 80
+    ours = {layer: [each for each in layer.__mro__ if each.__module__.startswith("gridwise")] for layer in layers}
+    assert {layer: classes for layer, classes in ours.items() if len(classes) > 5} == {}
+
+
+def test_a_layer_starts_with_little_state() -> None:
+    assert len([name for name in vars(nn.Module()) if name not in vars(torch.nn.Module())]) <= 7

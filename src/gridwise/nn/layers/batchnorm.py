@@ -15,15 +15,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...errors import PartitionError
+from ...partition import Partition
 from ..docstrings import documented_like
 from ..engine.operator import Ticket, apply
 from ..parameters.blocks import Shared
-from .norm_base import ChannelNorm, check_cut_like_parameters
+from .norm_base import Norm, check_cut_like_parameters
 from .norm_functions import batch_norm, by_running
 from .standardise import Running
 
 
-class DistributedBatchNorm(ChannelNorm):
+class DistributedBatchNorm(Norm):
     """`torch.nn.BatchNorm1d`, `2d` or `3d` of tensors ``(batch, channel, *space)`` on `P_x`, in any number of dims.
 
     Parameters
@@ -48,9 +49,26 @@ class DistributedBatchNorm(ChannelNorm):
     """
 
     sequential = torch.nn.BatchNorm1d
+    _fixed = (*Norm._fixed, "num_features")
     _settings = ("eps", "momentum", "track_running_stats")
     dims: tuple[int, ...] = ()
     """The numbers of dims that the input may have; empty for any from 2 on."""
+
+    def __init__(
+        self,
+        P_x: Partition,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        self._build_channels(P_x, num_features, eps, momentum, affine, track_running_stats, device, dtype, bias)
 
     def _problem_with_grid(self) -> str | None:
         dims = self.dims or range(2, 64)

@@ -19,40 +19,21 @@ from torch.nn import functional as F
 from ...errors import PartitionError
 from ...grid import Grid
 from ...partition import Partition
-from ..docstrings import LayerFamily
+from ..docstrings import documented_like
 from ..engine.agreement import agree_layout, agree_unbatched
 from ..engine.copy_and_sum import AllSum
-from .norm_base import ChannelNorm, check_cut_like_parameters
+from .norm_base import Norm, check_cut_like_parameters
 from .norm_functions import by_running, instance_norm, of_nothing
 from .standardise import Running
 
 
-class InstanceNorm(LayerFamily, ChannelNorm):
-    """`torch.nn.InstanceNorm2d` of tensors ``(batch, channel, height, width)`` on `P_x`, or without the batch.
-
-    Parameters
-    ----------
-    P_x : the partition of input and output; every axis may be longer than 1
-    num_features, eps, momentum, affine, track_running_stats, device, dtype, bias : as in torch, for the global tensor
-
-    Shape
-    -----
-    - input, output: ``(batch, num_features, height, width)``, or without the batch; this worker's block of it
-
-    Notes
-    -----
-    No activations move: forward and backward exchange a few numbers per sample and channel (`standardise`).
-
-    Examples
-    --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
-    >>> gridwise.nn.DistributedInstanceNorm2d(P_x, 3)(torch.ones(2, 3, 4, 4)).abs().max() < 1e-6
-    tensor(True)
-    """
+class InstanceNorm(Norm):
+    """The common base of instance norms."""
 
     dims: ClassVar[int]
     """The number of space dims, after batch and channel."""
     sequential = torch.nn.InstanceNorm1d
+    _fixed = (*Norm._fixed, "num_features")
     _settings = ("eps", "momentum", "affine", "track_running_stats")
     _unbatched = False
 
@@ -69,7 +50,8 @@ class InstanceNorm(LayerFamily, ChannelNorm):
         *,
         bias: bool = True,
     ) -> None:
-        super().__init__(P_x, num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias)
+        super().__init__()
+        self._build_channels(P_x, num_features, eps, momentum, affine, track_running_stats, device, dtype, bias)
 
     # Planning
 
@@ -149,12 +131,36 @@ class InstanceNorm(LayerFamily, ChannelNorm):
 
 
 class DistributedInstanceNorm2d(InstanceNorm):
+    """`torch.nn.InstanceNorm2d` of tensors ``(batch, channel, height, width)`` on `P_x`, or without the batch.
+
+    Parameters
+    ----------
+    P_x : the partition of input and output; every axis may be longer than 1
+    num_features, eps, momentum, affine, track_running_stats, device, dtype, bias : as in torch, for the global tensor
+
+    Shape
+    -----
+    - input, output: ``(batch, num_features, height, width)``, or without the batch; this worker's block of it
+
+    Notes
+    -----
+    No activations move: forward and backward exchange a few numbers per sample and channel (`standardise`).
+
+    Examples
+    --------
+    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
+    >>> gridwise.nn.DistributedInstanceNorm2d(P_x, 3)(torch.ones(2, 3, 4, 4)).abs().max() < 1e-6
+    tensor(True)
+    """
+
     dims = 2
 
 
+@documented_like(DistributedInstanceNorm2d)
 class DistributedInstanceNorm1d(InstanceNorm):
     dims = 1
 
 
+@documented_like(DistributedInstanceNorm2d)
 class DistributedInstanceNorm3d(InstanceNorm):
     dims = 3

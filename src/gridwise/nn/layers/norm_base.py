@@ -1,4 +1,4 @@
-"""Base classes of norms: the agreement on the input, and parameters and running statistics cut like the channels."""
+"""The base of norms: the agreement on the input, and parameters and running statistics cut like the channels."""
 
 from __future__ import annotations
 
@@ -19,10 +19,17 @@ from .standardise import Normalisation, Sets, SharedValue
 
 
 class Norm(Layer):
-    """The common base of norms: the agreement on the input, and how a call normalises rows by statistics of sets."""
+    """The common base of norms: how a call normalises rows by statistics of sets.
 
+    Batch and instance norm have a weight, a bias and running statistics for each channel (`_build_channels`).
+    """
+
+    sequential: ClassVar[type[torch.nn.Module]]
     weight: Tensor | None
     bias: Tensor | None
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    num_batches_tracked: Tensor | None
     eps: float
     P_x: Partition
     _sets: Sets
@@ -46,30 +53,20 @@ class Norm(Layer):
         records = torch.is_grad_enabled() and (wants or self._agreed.requires_grad)
         return Normalisation(self._sets, self.eps, self._ticket, records, shared)
 
+    # Batch and instance norm
 
-class ChannelNorm(Norm):
-    """The common base of batch and instance norm: a weight, a bias and running statistics for each channel."""
-
-    sequential: ClassVar[type[torch.nn.Module]]
-    running_mean: Tensor | None
-    running_var: Tensor | None
-    num_batches_tracked: Tensor | None
-    _fixed = (*Layer._fixed, "num_features")
-
-    def __init__(
+    def _build_channels(
         self,
         P_x: Partition,
         num_features: int,
-        eps: float = 1e-5,
-        momentum: float | None = 0.1,
-        affine: bool = True,
-        track_running_stats: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        *,
-        bias: bool = True,
+        eps: float,
+        momentum: float | None,
+        affine: bool,
+        track_running_stats: bool,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+        bias: bool,
     ) -> None:
-        super().__init__()
         self.P_x, self.num_features, self.eps, self.momentum = P_x, num_features, eps, momentum
         self.affine, self.track_running_stats = affine, track_running_stats
         self._takes_part(P_x, signature=self.extra_repr())

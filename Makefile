@@ -18,6 +18,7 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/python examples/picture_on_a_grid.py
 	$(BIN)/python examples/lenet_mnist.py
+	$(BIN)/python examples/seams.py
 
 check: $(READY)
 	$(BIN)/ruff check src tests examples benchmarks zoo conformance

@@ -17,7 +17,7 @@ PACKAGES = ("conformance", "zoo")
 
 def test_targets_exist() -> None:
     scripts = re.findall(r"\$\(BIN\)/python (\S+\.py)", RECIPES)
-    assert {"benchmarks/run.py", "examples/lenet_mnist.py", "tools/check_links.py"} <= set(scripts)
+    assert {"benchmarks/run.py", "examples/lenet_mnist.py", "examples/seams.py", "tools/check_links.py"} <= set(scripts)
     assert [script for script in scripts if not (ROOT / script).is_file()] == []
     modules = re.findall(r"\$\(BIN\)/python -m (\w+(?:\.\w+)+)", RECIPES)
     assert modules == ["zoo.run", "conformance.operators"]

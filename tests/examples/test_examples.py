@@ -19,6 +19,7 @@ LONG = (
     "checkpoint",
     "fourier_operator",
     "plan",
+    "seams",
     "volume_training",
     "tagi_compare",
     "tagi_ddp",

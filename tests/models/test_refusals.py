@@ -95,6 +95,8 @@ REFUSED: dict[str, tuple[Callable[[Any, Tensor], Any], str]] = {
     "a Function that writes": (lambda m, y: InPlace.apply(y * 1), "mark_dirty"),
     "a branch on a value": (lambda m, y: y if y.sum() > 0 else -y, "needs the numbers of a tensor.*if y.sum"),
     "a number of a tensor": (lambda m, y: y * y.mean().item(), "_local_scalar_dense"),
+    "numbers for NumPy": (lambda m, y: y * float(y.detach().mean().numpy()), r"numpy\(\) needs the numbers.*y.detach"),
+    "a sparse tensor": (lambda m, y: y.to_sparse(), "a sparse tensor, of one of shape"),
     "an error that is caught": (swallowed, "needs the numbers of a tensor"),
     "a counter in an object": (in_an_object, r"Of\.config\.calls: was 0, is 1"),
     "a size of a value": (lambda m, y: y[y > 0], "needs the numbers"),

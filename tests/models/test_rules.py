@@ -121,6 +121,23 @@ def test_what_has_no_rule_is_gathered_and_reported_or_refused() -> None:
         compare_on_threads(Of(reduced), [x], (1, 1, 2, 2), gather="refuse")
 
 
+MOVED: dict[str, tuple[Any, int]] = {  # of 2 4 6 8 numbers, rows cut by 2: for the first worker
+    "a convolution": (lambda m, x: F.conv2d(x, x.new_ones(4, 4, 3, 3), padding=1), 1 * 64),
+    "a transposed convolution": (lambda m, x: F.conv_transpose2d(x, x.new_ones(4, 4, 3, 3), padding=1), 1 * 64),
+    "a pool": (lambda m, x: F.max_pool2d(x, 3, 1), 2 * 64 - 64),
+    "a part of the rows": (lambda m, x: x[:, :, 2:] * 1, 1 * 64),
+    "a sum over what is cut": (lambda m, x: x.cumsum(2), 4 * 3 * 8),
+    "nothing": (lambda m, x: x.sin(), 0),
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_what_a_worker_receives_is_reported(name: str) -> None:
+    function, expected = MOVED[name]
+    _, program = compare_on_threads(Of(function), [input_of((2, 4, 6, 8))], (1, 1, 2, 1))
+    assert program.report.moved == expected * 8
+
+
 @workers(2, transports=["mpi"])
 def test_a_rule_of_ones_own() -> None:
     def scaled(x: Tensor) -> Tensor:

@@ -108,6 +108,11 @@ class Box:
             return None
         return Box(start, stop)
 
+    def outside(self, other: Box) -> int:
+        """The number of elements that are not in the other box."""
+        common = self.intersect(other)
+        return self.volume - (0 if common is None else common.volume)
+
     def contains(self, other: Box) -> bool:
         """Whether every index of `other` lies in this box; an empty box lies in any."""
         ends = zip(self.start, other.start, other.stop, self.stop, strict=True)

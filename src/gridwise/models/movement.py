@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..grid import Grid, Layout, Needs, route
+from ..grid import Box, Grid, Layout, Needs, route
 from ..nn.engine.agreement import key_of
 from ..nn.engine.carrier import Move
 from ..nn.engine.copy_and_sum import AllSum
@@ -49,6 +49,18 @@ def _is_everything(want: Layout | Needs, value: GlobalTensor) -> bool:
     intervals = _needs_of(want).intervals
     own = intervals[len(intervals) - value.dim :]
     return all(need == (0, n) for line, n in zip(own, value.shape, strict=True) for need in line)
+
+
+def received(value: GlobalTensor, want: Want, workers: Workers) -> int:
+    """The bytes that this worker receives in a movement to the wanted placement."""
+    if isinstance(value.placement, Partial):
+        return value.nbytes // workers.size if isinstance(want, Layout) else value.nbytes
+    if value.layout is None:
+        return 0
+    needs = everything(value.layout) if isinstance(want, Replicated) else _needs_of(want)
+    box, lacking = needs.box(workers.rank), needs.grid.dim - value.dim
+    own = value.layout.block(workers.rank)
+    return Box(box.start[lacking:], box.stop[lacking:]).outside(own) * value.dtype.itemsize
 
 
 def movement(value: GlobalTensor, want: Want, workers: Workers, name: str) -> Movement:

@@ -306,6 +306,7 @@ class Placing:
         given = [self.item(each) for each in nodes_in(list(arguments_of(node, call.op).values()))]
         wants = list(placed.inputs) or [None] * len(given)
         self._note_gathers(node, call, placed, wants)
+        self.tape.report.moved += placed.moved
         moved = [self.tape.moved_to(item, want, call.name) for item, want in zip(given, wants, strict=True)]
         run = isolated(placed.run) if node in self.aliases.isolates else placed.run
         count = len(call.results)

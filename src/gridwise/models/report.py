@@ -38,7 +38,7 @@ class Report:
     workers : number of workers
     operators : number of operators in the recorded model
     gathers : where tensors are gathered, and why
-    moved : bytes that this worker receives in movements between operators, in a forward pass (halos not counted)
+    moved : bytes that this worker receives in movements between operators, in a forward pass, halos included
     imbalance : size of the largest block over the average, for the outputs of all operators, weighted by size
     """
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..grid import Layout
-from .movement import is_there, movement
-from .placement import Cut, GlobalTensor, Partial, Placement, Replicated, Want, Workers
+from .movement import is_there, movement, received
+from .placement import Cut, GlobalTensor, Placement, Replicated, Want, Workers
 from .program import Step
 from .report import Report
 
@@ -60,9 +60,7 @@ class Tape:
             placement: Placement = Cut(want) if isinstance(want, Layout) else Replicated()
             move = movement(value, want, self.workers, name)
             (self._moved[key],) = self.add(move, [item], replace(value, placement=placement))
-            if isinstance(value.placement, Cut | Partial):
-                everywhere = isinstance(want, Replicated) or want is None
-                self.report.moved += value.nbytes if everywhere else value.nbytes // self.workers.size
+            self.report.moved += received(value, want, self.workers)
         return self._moved[key]
 
     def next_draw(self) -> int:

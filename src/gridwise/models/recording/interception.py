@@ -33,7 +33,7 @@ from ...torch_internals.modules import (
     forward_pre_hooks,
     has_backward_hooks,
 )
-from ...torch_internals.tracer import as_if_not_traced
+from ...torch_internals.tracer import NEEDS_NUMBERS, TracedTensor, as_if_not_traced
 from .gradients import note_gradients, note_requires_grad
 from .lines import calls_model, current_line
 from .regions import Regions
@@ -145,6 +145,7 @@ def intercepting(modules: Mapping[str, torch.nn.Module], calls: Calls, regions: 
     inference, context = torch.autograd.grad_mode.inference_mode, torch.autograd.function.FunctionCtx
     replaced: list[tuple[Any, str, object]] = [
         *((Tensor, name, _refusing(f"{name} of a tensor", calls)) for name in TENSOR_HOOKS),
+        (Tensor, "numpy", _numpy(Tensor.numpy)),
         (torch.autograd.graph.saved_tensors_hooks, "__enter__", _refusing("saved_tensors_hooks", calls)),
         (inference, "__enter__", _without_grad),
         (inference, "__exit__", _as_before),
@@ -186,6 +187,16 @@ def _refusing(what: str, calls: Calls) -> Callable[..., NoReturn]:
         raise refusal(what, calls.path, current_line())
 
     return refuse
+
+
+def _numpy(original: Callable[..., Any]) -> Callable[..., Any]:
+    @calls_model
+    def numpy(x: Tensor, *args: object, **kwargs: object) -> Any:
+        if isinstance(x, TracedTensor):
+            raise NEEDS_NUMBERS[0]("numpy()")  # type: ignore[arg-type]
+        return original(x, *args, **kwargs)
+
+    return numpy
 
 
 class _DefaultGenerator(torch.Generator):

@@ -65,7 +65,8 @@ def attention(call: Call) -> Placed:
         return on_blocks(call, local, target, wants)
     wants[1:3] = blocks
     in_turn = BlocksInTurn(call, spec, target, *blocks)
-    return Placed(Cut(target), plain(in_turn.run, call.tensors, wants), wants, draws=local.draws)
+    run, received = plain(in_turn.run, call.tensors, wants), in_turn.received * call.result.dtype.itemsize
+    return Placed(Cut(target), run, wants, draws=local.draws, moved=received)
 
 
 def _blocks_of_keys(call: Call, spec: AttentionSpec, target: Layout) -> tuple[Layout, Layout] | None:
@@ -120,6 +121,8 @@ class BlocksInTurn:
                 for what, layout in (("keys", keys), ("values", values))
             )
             self.fetches.append((intervals[place][0], fetch_keys, fetch_values))
+        self.received = sum(each.incoming for _, *both in self.fetches for each in both)
+        """How many elements come in all."""
 
     def _sees(self, rows: Interval, columns: Interval) -> bool:
         if rows[0] == rows[1] or columns[0] == columns[1]:

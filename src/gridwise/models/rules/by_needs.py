@@ -170,7 +170,6 @@ def _cost(call: Call, needs: Needs, target: Layout) -> int:
         for value, box in zip(call.tensors, needs(block), strict=True):
             cost += box.volume
             if value.layout is not None:
-                own = box.intersect(value.layout.block(rank))
-                cost += box.volume - (0 if own is None else own.volume)
+                cost += box.outside(value.layout.block(rank))
         worst = max(worst, cost)
     return worst

@@ -46,6 +46,8 @@ class Placed:
     """Whether `run` draws random numbers; its first argument is then a `random.RandomStream`."""
     gathers: str | None = None
     """Why a tensor is gathered that should have stayed in blocks; for the report."""
+    moved: int = 0
+    """The bytes that this worker receives within `run`, as the halos of a convolution; for the report."""
     combines: bool = False
     """Whether tensors are whole because the operator combines the elements along every dim that could be cut."""
 

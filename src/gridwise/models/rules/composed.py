@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...errors import UnsupportedError
 from ...operators.losses import MEAN, NONE
 from ...operators.random.drawing import last_of
 from ...torch_internals.decompositions import decompositions_of
@@ -127,6 +128,13 @@ def embedding_bag(
     return (y / sizes.clamp_min(1).unsqueeze(1) if mode else y), bag, sizes, sizes.new_empty(0)
 
 
+def sparse(x: Tensor, *args: object, **kwargs: object) -> Tensor:
+    raise UnsupportedError(
+        f"a sparse tensor, of one of shape {tuple(x.shape)}, has no blocks: what lies where depends on its values.\n"
+        "  fix: keep that part of the model dense, or outside of it."
+    )
+
+
 def _statistics(x: Tensor, dims: Sequence[int], eps: float) -> tuple[Tensor, Tensor]:
     """The mean, and one over the standard deviation."""
     var, mean = torch.var_mean(x, list(dims), correction=0, keepdim=True)
@@ -162,6 +170,8 @@ def _with_update(x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, momentu
     return *native_batch_norm(x, weight, bias, mean, var, True, momentum, eps), x.new_empty(0, dtype=torch.uint8)
 
 
+SPARSE = [getattr(aten, f"to_sparse{kind}") for kind in ("", "_csr", "_csc", "_bsr", "_bsc")]
+
 OURS: dict[OpOverload, Callable[..., Any]] = {
     aten.native_layer_norm.default: native_layer_norm,
     aten.native_group_norm.default: native_group_norm,
@@ -181,6 +191,7 @@ OURS: dict[OpOverload, Callable[..., Any]] = {
     aten.embedding_bag.padding_idx: embedding_bag,
     aten.combinations.default: combinations,
     getattr(aten.random_, "from"): random_from,
+    **{getattr(packet, name): sparse for packet in SPARSE for name in packet.overloads()},
 }
 
 

@@ -53,9 +53,14 @@ def _convolved(call: Call, kind: type[ConvolutionOnBoxes] | type[TransposedOnBox
         part = plain_part(made, *where, before, after, x.dtype)
     assert part.block is not None
     run = _run_of(part, made.needs(part.block)[1:] if part.block.volume else [], call.name)
-    if not unbatched:
-        return Placed(Cut(target), run, call.others_whole(source))
-    return Placed(Cut(target), lambda x, *rest: run(x.unsqueeze(0), *rest).squeeze(0), call.others_whole(source))
+    if unbatched:
+        run = _of_one_sample(run)
+    halo = 0 if part.fetch is None else part.fetch.incoming * x.dtype.itemsize
+    return Placed(Cut(target), run, call.others_whole(source), moved=halo)
+
+
+def _of_one_sample(run: LocalFunction) -> LocalFunction:
+    return lambda x, *rest: run(x.unsqueeze(0), *rest).squeeze(0)
 
 
 def _batched(layout: Layout) -> Layout:

@@ -88,7 +88,8 @@ def placed_by(call: Call, part: LocalPart, source: Layout, target: Layout) -> Pl
             )
         return made
 
-    return Placed(Cut(target), run, call.others_whole(source))
+    halo = 0 if part.fetch is None else part.fetch.incoming * call.tensors[0].dtype.itemsize
+    return Placed(Cut(target), run, call.others_whole(source), moved=halo)
 
 
 def by_boxes(call: Call, operator: Local, source: Layout, target: Layout | None = None) -> Placed:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from math import prod
 
 import torch
 from torch import Tensor
@@ -121,6 +122,11 @@ class Move(Operator):
         self.kept = [(Place(p.source, own), target(p)) for p in plan.kept]
         self.keeps_all = len(plan.kept) == 1 and plan.kept[0].source.shape == own.shape
         self.traffic = Traffic(transport, name, self.sends, self.receives)
+
+    @property
+    def incoming(self) -> int:
+        """How many elements come from other workers."""
+        return sum(prod(place.shape) for _, places in self.receives for place in places)
 
     @cached_property
     def adjoint(self) -> MoveBack:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ..errors import PartitionError
 from ..nn.parameters.blocks import BlockParameter
+from ..nn.parameters.elementwise import KNOWN
 from ..partition import Partition, world
 
 KEYS = ("slowmo_freq", "slowmo_factor", "slowmo_lr", "step")
@@ -172,3 +173,6 @@ class SlowMomentumOptimizer(torch.optim.Optimizer):
 def _check_rates(groups: Iterable[dict[str, Any]]) -> None:
     if not all("lr" in group for group in groups):  # the common step divides by it
         raise PartitionError("All parameter groups should have learning rate specified.")
+
+
+KNOWN.add(SlowMomentumOptimizer)  # its base is asked in its own steps

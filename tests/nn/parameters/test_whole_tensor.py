@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 import gridwise
+from gridwise.nn.parameters import elementwise
+from gridwise.nn.parameters.elementwise import KNOWN
 from gridwise.testing import workers
 
 
@@ -43,6 +46,51 @@ def test_blocks_are_refused_and_replicas_are_not() -> None:
     for kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop):
         stepped(kind(split.parameters(), lr=0.1), split, torch.ones(2, 2))
     gridwise.check_replicas(whole)
+
+
+class Signs(torch.optim.Optimizer):
+    """Moves by signs of a momentum: element by element."""
+
+    def __init__(self, params: Any, lr: float = 0.1, beta: float = 0.9, *, of_rows: bool = False) -> None:
+        super().__init__(params, {"lr": lr, "beta": beta, "of_rows": of_rows})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        for group in self.param_groups:
+            for p in group["params"]:
+                m = self.state[p].setdefault("momentum", torch.zeros_like(p))
+                m.mul_(group["beta"]).add_(p.grad)
+                scale = m.norm(dim=-1, keepdim=True) if group["of_rows"] else 1
+                p.sub_(m.sign() * scale, alpha=group["lr"])
+        return loss
+
+
+class Needy(Signs):
+    def __init__(self, params: Any, model: Any) -> None:
+        super().__init__(params)
+
+
+@workers(2, transports=("gloo",))
+def test_an_optimiser_that_nobody_knows_is_tried_with_its_own_settings() -> None:
+    split = gridwise.nn.DistributedLinear(gridwise.world().create_cartesian_topology_partition([1, 2]), 4, 4)
+    x, state = torch.ones(2, 2), torch.get_rng_state()
+    stepped(Signs(split.parameters()), split, x)
+    stepped(Signs(split.parameters(), lr=0.0), split, x)
+    stepped(gridwise.optim.AnyPrecisionAdamW(split.parameters()), split, x)
+    base = torch.optim.SGD(split.parameters(), lr=0.1)
+    stepped(gridwise.optim.SlowMomentumOptimizer(base), split, x)
+    with pytest.raises(
+        gridwise.errors.UnsupportedError, match=r"(?s)Signs does not work element by element \(on matri"
+    ):
+        stepped(Signs(split.parameters(), of_rows=True), split, x)
+    with pytest.raises(gridwise.errors.UnsupportedError, match=r"Needy is not known .* its constructor needs model"):
+        stepped(Needy(split.parameters(), split), split, x)
+    assert torch.equal(torch.get_rng_state(), state)
+    for known in KNOWN - {gridwise.optim.SlowMomentumOptimizer}:
+        optimizer = known(split.parameters(), lr=0.01)
+        settings = {k: v for k, v in optimizer.param_groups[0].items() if k != "params"}
+        assert elementwise._trial(known, optimizer, settings) is None, known
 
 
 @workers(2, transports=("gloo",))

@@ -6,5 +6,6 @@ gradient_wire      the dtype in which gradients are sent: a switch
 replicas           whether all holders of a block hold the same numbers
 clipping           clip by the global norm
 whole_tensor       blocks are refused by optimisers and wrappers that need whole tensors
+elementwise        optimisers that are not known by name are tried
 full_state_dict    the state of the global model; saved_blocks: what a state dict records about its blocks
 """

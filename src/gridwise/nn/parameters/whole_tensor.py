@@ -17,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ...errors import PartitionError, UnsupportedError
 from ...grid import Layout
 from .blocks import placement_of
+from .elementwise import reason_against
 
 OF_ALL_PARAMETERS = {
     "lbfgs", "adai", "avagrad", "dog", "mechanic", "prodigy", "sam", "asam", "bsam", "gsam", "wsam", "friendlysam", "looksam",
@@ -51,17 +52,18 @@ def refuse_blocks(optimizer: torch.optim.Optimizer, args: object = (), kwargs: o
             fix="make it afterwards, from the parameters of the model that distribute returns.",
         )
     names = {kind.__name__.lower().replace("_", "") for kind in type(optimizer).__mro__}
-    if names.isdisjoint(OF_ALL_PARAMETERS | OF_ONE_PARAMETER):
+    needs_all, needs_one = not names.isdisjoint(OF_ALL_PARAMETERS), not names.isdisjoint(OF_ONE_PARAMETER)
+    layouts = [placement_of(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+    cut = next((x for x in layouts if x is not None and (x.grid.size > 1 or needs_all)), None)
+    if cut is None:
         return
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            layout = placement_of(parameter)
-            if layout is not None and (layout.grid.size > 1 or not names.isdisjoint(OF_ALL_PARAMETERS)):
-                raise UnsupportedError(
-                    f"{type(optimizer).__name__} computes with whole tensors, but a parameter of global shape "
-                    f"{layout.global_shape} lies in blocks on workers {layout.grid.ranks}.\n"
-                    "  fix: an elementwise optimiser (SGD, Adam, AdamW, RMSprop), or a grid that leaves the parameters whole."
-                )
+    reason = "computes with whole tensors" if needs_all or needs_one else reason_against(optimizer)
+    if reason is not None:
+        raise UnsupportedError(
+            f"{type(optimizer).__name__} {reason}, but a parameter of global shape {cut.global_shape} lies in blocks on "
+            f"workers {cut.grid.ranks}.\n"
+            "  fix: an elementwise optimiser (SGD, Adam, AdamW, RMSprop), or a grid that leaves the parameters whole."
+        )
 
 
 def refuse_wrapper(outer: torch.nn.Module, name: str, inner: torch.nn.Module | None) -> None:

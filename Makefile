@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/ready
 unexport PYTHONDONTWRITEBYTECODE # else every process of the tests compiles the package anew
 
-.PHONY: setup demo test test-oldest test-newest test-launchers check docs bench bench-gpu browser soak zoo conformance clean
+.PHONY: setup demo test test-oldest test-newest test-launchers test-integrations check docs bench bench-gpu browser soak zoo conformance clean
 
 setup: $(READY)
 
@@ -33,7 +33,7 @@ docs: $(READY)
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
 	@echo build/docs/index.html
 
-SHORT := not soak and not launchers and not browser
+SHORT := not soak and not launchers and not browser and not integrations
 # Whole files to two test processes, long ones first (tests/conftest.py). Tests that kill workers and watch the clock come
 # afterwards, beside nothing that computes: three at a time, since they mostly wait.
 FILES := --dist loadfile --no-loadscope-reorder
@@ -47,6 +47,18 @@ test: check
 test-launchers: $(READY)
 	tests/launchers/install.sh
 	$(BIN)/python -m pytest tests/launchers -m launchers --timeout=900 -v
+
+# Adapters, with the libraries that they adapt, in an environment of their own.
+INTEGRATIONS := .venv-integrations
+$(INTEGRATIONS)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(INTEGRATIONS)
+	$(INTEGRATIONS)/bin/python -m pip install --quiet --upgrade pip
+	$(INTEGRATIONS)/bin/python -m pip install --quiet -c constraints.txt torch
+	$(INTEGRATIONS)/bin/python -m pip install --quiet -c constraints.txt -e '.[integrations,dev]'
+	touch $@
+
+test-integrations: $(INTEGRATIONS)/ready
+	$(INTEGRATIONS)/bin/python -m pytest -m integrations tests/integrations
 
 # The same tests with the oldest versions that pyproject.toml promises, in an environment of their own.
 OLDEST := .venv-oldest
@@ -100,4 +112,4 @@ conformance: $(READY)
 	$(BIN)/python -m conformance.operators --fraction $(FRACTION) --write
 
 clean:
-	rm -rf .venv .venv-oldest .venv-newest out build docs/api .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest .venv-newest .venv-integrations out build docs/api .pytest_cache .mypy_cache .ruff_cache .hypothesis

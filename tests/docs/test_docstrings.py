@@ -23,11 +23,13 @@ NEED_A_LAUNCHER = (
     "gridwise.comm.transports.mpi",
     "gridwise.comm.launching.worker",
 )
+NEED_ANOTHER_LIBRARY = ("gridwise.integrations.monai", "gridwise.integrations.diffusers")
+"""Their examples run in `make test-integrations`."""
 MODULES = [
     name
     for package in (gridwise, gridwise_compat)
     for _, name, _ in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
-    if name not in NEED_A_LAUNCHER
+    if name not in (*NEED_A_LAUNCHER, *NEED_ANOTHER_LIBRARY)
 ]
 
 

@@ -142,7 +142,7 @@ def made(kind: str, batch_only: bool = True, **options: Any) -> tuple[Any, nn.Mo
         grid[0], grid[max(1, len(shape) - 2)] = 2, world.size // 2
     P_x = world.create_cartesian_topology_partition(grid)
     x = images(*shape)
-    model = gridwise.distribute(copy.deepcopy(alone), P_x, parameters="cut", **options)
+    model = gridwise.distribute(copy.deepcopy(alone), P_x, **{"parameters": "cut", **options})
     return model, alone, x[gridwise.local_slice(P_x, x.shape)].clone(), x
 
 

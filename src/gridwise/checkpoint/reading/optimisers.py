@@ -16,7 +16,7 @@ from ...errors import CheckpointMismatch
 from ..format.manifest import StoredTensor
 from ..format.values import joined
 from ..state.local_blocks import LocalTensor, is_deferred, is_tensor, layout_of, local_tensor
-from ..state.optimisers import names_of_parameters, parameter_names
+from ..state.optimisers import block_of, names_of_parameters, parameter_names
 from .load_plan import LoadPlanner, listed, name_of
 
 SCHEDULED = {"initial_lr", "swa_lr", "max_lr", "min_lr", "max_momentum", "base_momentum"}
@@ -59,7 +59,8 @@ class OptimiserPlanner(LoadPlanner):
             self.check_options(key, optimiser, options, group)
             self.later(group.update, options)
             for name, parameter in zip(group_names, group["params"], strict=True):
-                state = self.state_of(joined(key, "state", name), parameter, optimiser.state.get(parameter, {}), group)
+                now, block = optimiser.state.get(parameter, {}), block_of(optimiser, parameter)
+                state = self.state_of(joined(key, "state", name), block, now, group)
                 self.plan.finish.append(partial(_set_state, optimiser, parameter, state))
 
     def check_kind(self, key: str, optimiser: torch.optim.Optimizer) -> None:

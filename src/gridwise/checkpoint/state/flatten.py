@@ -26,7 +26,7 @@ from torch import Tensor
 from ...errors import CheckpointMismatch
 from ..format.values import DEEPEST, KEYS, Json, encoded, joined, joined_all, refusal
 from .local_blocks import LocalBlock, LocalTensor, is_deferred, is_tensor, layout_of, local_plain, local_tensor
-from .optimisers import first_owner, lies_like, names_of_parameters, parameter_names
+from .optimisers import block_of, first_owner, lies_like, names_of_parameters, parameter_names
 from .per_worker import PerWorker
 from .plain_tensors import Plain, plain_of
 
@@ -221,7 +221,8 @@ class _StateFlattener:
                 if option not in ("params", "param_names"):
                     self.any(joined(at, option), item, depth + 1)
             for name, parameter in zip(group_names, group["params"], strict=True):
-                self.state_of(joined(key, "state", name), parameter, optimiser.state.get(parameter, {}), depth)
+                state = optimiser.state.get(parameter, {})
+                self.state_of(joined(key, "state", name), block_of(optimiser, parameter), state, depth)
 
     def state_of(self, key: str, parameter: Tensor, state: Mapping[str, Any], depth: int) -> None:
         layout = layout_of(parameter)

@@ -75,3 +75,9 @@ def first_owner(layout: Layout) -> int:
 def lies_like(item: object, parameter: Tensor) -> bool:
     """Whether a tensor of an optimiser has one value per element of the parameter, and so is split as it is."""
     return is_tensor(item) and item.shape == parameter.shape
+
+
+def block_of(optimiser: torch.optim.Optimizer, parameter: Tensor) -> Tensor:
+    """What an optimiser has the state of: the parameter, or this worker's block of it (`gridwise.optim.cut_states`)."""
+    find = getattr(optimiser, "block_of", None)
+    return parameter if find is None else find(parameter)

@@ -31,14 +31,14 @@ def cut_parameters(models: Mapping[str, torch.nn.Module], P: Partition) -> None:
     kept: dict[int, tuple[Tensor, Tensor]] = {}  # the key is an id: the original must stay alive
     turn = 0
     for name, value in _parameters(models.values()):
-        if not is_worth_cutting(value, P) or is_cut(value):
+        if not is_worth_cutting(value, P.size) or is_cut(value):
             continue
         if isinstance(value, BlockParameter):
             raise PartitionError(
                 f"distribute: `{name}` is whole in a model that was distributed before, and cannot be cut as well.",
                 fix="parameters='cut' for both, or copy.deepcopy(model) before the first of them is distributed.",
             )
-        spread, turn = spread_of(value.shape, P, turn)
+        spread, turn = spread_of(value.shape, P.ranks, turn)
         kept[id(value)] = value, _block(value, spread, P)
     for module in (module for model in models.values() for module in model.modules()):
         for key, parameter in module._parameters.items():
@@ -57,14 +57,14 @@ def _parameters(models: Iterable[torch.nn.Module]) -> Iterable[tuple[str, Tensor
     return found.values()
 
 
-def is_worth_cutting(value: Tensor, P: Partition) -> bool:
+def is_worth_cutting(value: Tensor, workers: int) -> bool:
     """Whether there is an element of a parameter for each of several workers."""
-    return value.numel() >= P.size > 1
+    return value.numel() >= workers > 1
 
 
-def spread_of(shape: Iterable[int], P: Partition, turn: int = 0) -> tuple[Spread, int]:
-    """How a parameter is cut, the first block going to worker number `turn`; and whose turn is next."""
-    shape, ranks = tuple(shape), P.grid.ranks
+def spread_of(shape: Iterable[int], ranks: tuple[int, ...], turn: int = 0) -> tuple[Spread, int]:
+    """How a parameter is cut over workers, the first block going to number `turn` of them; and whose turn is next."""
+    shape = tuple(shape)
     extents = arranged(shape, len(ranks))
     larger = 1
     for n, p in zip(shape, extents, strict=True):

@@ -51,8 +51,8 @@ class Gathering:
             run_last(next(x.grad_fn for x in self.ended if x.grad_fn is not None))
         self.blocks, self.dtype = [block.detach() for block in blocks], blocks[0].dtype
         self.versions = [version_of(block) for block in blocks]
-        self.pending: tuple[Request, list[Tensor]] | None = None
-        self.held: list[Tensor] | None = None
+        self.pending: tuple[Request, Sequence[Tensor]] | None = None
+        self.held: Sequence[Tensor] | None = None
         """The whole parameters, from when backward needs them to when it has used them."""
         self.sum: BlockSum | None = None
 
@@ -60,7 +60,7 @@ class Gathering:
         if self.pending is None:
             self.pending = self.group.begin(self.blocks)
 
-    def wait(self) -> list[Tensor]:
+    def wait(self) -> Sequence[Tensor]:
         self.begin()
         assert self.pending is not None
         (request, wholes), self.pending = self.pending, None
@@ -110,7 +110,7 @@ class CallGathers:
             if gathering.held is None:
                 gathering.begin()
 
-    def again(self, gathering: Gathering) -> list[Tensor]:
+    def again(self, gathering: Gathering) -> Sequence[Tensor]:
         """The parameters of a group, gathered again in backward."""
         if current_node() is None:
             return gathering.wait()
@@ -174,12 +174,11 @@ class _EndedGather(torch.autograd.Function):
 
 class _Gathered(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, gathering: Gathering, wholes: list[Tensor], *blocks: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, gathering: Gathering, wholes: Sequence[Tensor], *blocks: Tensor) -> tuple[Tensor, ...]:
         ctx.gathering = gathering
         prepare(ctx)
         ctx.set_materialize_grads(False)
         made = tuple(wholes)
-        wholes.clear()
         ctx.mark_non_differentiable(*(y for y, x in zip(made, blocks, strict=True) if not x.requires_grad))
         return made
 

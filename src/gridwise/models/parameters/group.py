@@ -37,16 +37,19 @@ class GatherGroup:
             move_along(spread.layout, everything(spread.layout), workers, name) for spread in spreads
         ]
 
-    def begin(self, blocks: Sequence[Tensor]) -> tuple[Request, list[Tensor]]:
-        """Start to gather parameters: the request to wait for, and what will then hold them."""
-        wholes = [
+    def begin(self, blocks: Sequence[Tensor], into: Sequence[Tensor] | None = None) -> tuple[Request, Sequence[Tensor]]:
+        """Start to gather parameters: the request to wait for, and what will then hold them.
+
+        That may be `into`, of which the blocks are views.
+        """
+        wholes = into or [
             torch.empty(shape, dtype=block.dtype, device=block.device, memory_format=memory_format_of(block))
             for shape, block in zip(self.shapes, blocks, strict=True)
         ]
         sends = by_peer([move.sends for move in self.moves], blocks)
         receives = by_peer([move.receives for move in self.moves], wholes)
         pending = self.workers.transport.move([*sends.items()], [*receives.items()], blocks[0].dtype, self.name)
-        for move, block, whole in zip(self.moves, blocks, wholes, strict=True):
+        for move, block, whole in zip(self.moves, blocks, wholes, strict=True) if into is None else ():
             for source, target in move.kept:
                 put(target(whole), source(block), add=False)
         return pending, wholes

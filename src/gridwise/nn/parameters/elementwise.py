@@ -29,7 +29,7 @@ _tried: dict[tuple[type, str], str | None] = {}
 
 def reason_against(optimizer: torch.optim.Optimizer) -> str | None:
     """What an optimiser does that does not work on blocks, or that nobody knows; None if it works element by element."""
-    kind = type(optimizer)
+    kind = getattr(optimizer, "cut_kind", type(optimizer))  # that of `optim.cut_states`
     if kind in KNOWN:
         return None
     for group in optimizer.param_groups:

@@ -9,6 +9,7 @@ runner             one agreement per call; `recorder`: all workers record and pl
 self_check         whether recording works with a torch that the tests have not seen
 recording          what a model does with inputs of one structure: a flat graph of ATen operators of global sizes
 placing, rules, placement, movement      where every tensor of a recording lies, and what is moved
+checks             checks on values: computed on blocks, agreed on once per call
 inner_gradients    gradients that a model asks for itself; `autograd_functions`: Functions with a backward of their own
 program            the steps that run a recording on blocks; `report`: what they gather
 capture            a whole training step as CUDA graphs; `compiled`: torch.compile of the pieces between movements

@@ -18,7 +18,7 @@ from ..partition import Partition
 from .inputs import Inputs, as_tensors
 from .model import DistributedFunction, DistributedModel, become, runner_of
 from .parameters.cutting import cut_parameters
-from .recorder import GatherOption, Options
+from .recorder import CheckOption, GatherOption, Options
 from .recording.containers import flatten
 from .replicated_state import replicate_parameters, replicate_state
 from .roots import roots_of
@@ -35,6 +35,7 @@ def distribute(
     gather: GatherOption = "report",
     parameters: ParametersOption = "whole",
     prefetch_bytes: int | str = "64MiB",
+    checks: CheckOption = "raise",
     **inputs: object,
 ) -> DistributedModel:
     """A model that runs on the grid `P_x` with the parameters of `model`, an ordinary torch model.
@@ -57,6 +58,8 @@ def distribute(
     parameters : "cut" keeps a block of each on every worker, and so of its gradient and of the optimiser's states, and
         gathers it while it is used, in forward and again in backward. Make optimisers afterwards
     prefetch_bytes : how many bytes of cut parameters are gathered ahead of their use, and of gradients may be under way
+    checks : "skip" leaves out the model's checks on values (``assert x.min() >= 0``), as if all held; otherwise all workers
+        agree on them, once per call, and raise what the model raises
     inputs : for other arguments, by name: the partition of their tensors (a single one, or nested like the argument; a
         partition without a grid for tensors that every worker holds whole), or the value at which the argument is held
 
@@ -78,8 +81,10 @@ def distribute(
         raise PartitionError(f"distribute: `gather` (={gather!r}) must be 'report' or 'refuse'.")
     if parameters not in ("whole", "cut"):
         raise PartitionError(f"distribute: `parameters` (={parameters!r}) must be 'whole' or 'cut'.")
+    if checks not in ("raise", "skip"):
+        raise PartitionError(f"distribute: `checks` (={checks!r}) must be 'raise' or 'skip'.")
     ahead = prefetch_bytes if prefetch_bytes == 0 else number_of_bytes(prefetch_bytes, "distribute", "prefetch_bytes")
-    options, cut = Options(gather, int(ahead)), parameters == "cut"
+    options, cut = Options(gather, int(ahead), checks), parameters == "cut"
     if isinstance(model, torch.nn.Module):
         result = _of_model(model, P_x, tuple(methods or ()), options, cut, inputs)
     elif callable(model) and not isinstance(model, type):

@@ -29,9 +29,11 @@ from ..torch_internals.switches import SWITCHES, exit_autocast, set_grad_enabled
 from . import inner_gradients
 from .aliasing import Aliases, isolated
 from .autograd_functions import PlacedFunction, differentiated
+from .checks import ChecksOf
 from .movement import enter, leave
 from .placement import SMALL, Cut, GlobalTensor, Partial, Placement, Replicated, Want, Workers
 from .program import Checkpoint, Program, Step, free_early, leave_autocast
+from .recording.checks import is_check
 from .recording.recording import (
     GraphRegion,
     Recording,
@@ -49,7 +51,7 @@ from .rules.answer import answer, functional, is_elementwise
 from .rules.pointwise import pointwise
 from .tape import Item, Tape
 
-SKIPPED = {"aten::_assert_tensor_metadata", "aten::_assert_async", "aten::_assert_scalar", "aten::sym_constrain_range"}
+SKIPPED = {"aten::_assert_tensor_metadata", "aten::_assert_scalar", "aten::sym_constrain_range"}
 """Run-time checks that recording has already made."""
 
 
@@ -116,7 +118,7 @@ class Placing:
     ) -> None:
         self.graph, self.tape, self.name, self.regions = graph, tape, name, regions
         self.workers = tape.workers
-        self.sources, self.aliases = sources, Aliases(graph, sources)
+        self.sources, self.aliases, self.checks = sources, Aliases(graph, sources), ChecksOf(graph)
         self.items: dict[Node, Item | list[Item]] = {}
         self.problems: list[str] = []
         self.changed_slots: set[int] = set()
@@ -158,13 +160,16 @@ class Placing:
 
     def walk(self) -> None:
         """Add the steps of all nodes; the modes of autograd and autocast are afterwards what they were."""
-        mode = torch.is_grad_enabled()
+        mode, passed = torch.is_grad_enabled(), False
         try:
             for node in self.graph.nodes:
                 self._move_to_region(node)
-                if node.op == "call_function":
+                if passed and self.checks.placed and not self._inside:
+                    self.tape.steps.append(self.checks.agree(self.workers, self.name))
+                if node.op == "call_function" and node not in self.checks.deferred:
                     self.tape.name = where(node)
                     self._add(node)
+                passed = passed or node is self.checks.last
         finally:
             set_grad_enabled(mode)
             leave_autocast(mode for _, mode in self._entered.values())
@@ -178,7 +183,7 @@ class Placing:
             self._rebind(node, several[node.args[1]])  # type: ignore[index]
         elif not isinstance(node.target, OpOverload) and node.target not in inner_gradients.NODES:
             self._refuse(node, "it is no operator of torch")
-        elif node.target in inner_gradients.NODES or not _is_settled(node):
+        elif node.target in inner_gradients.NODES or is_check(node) or not _is_settled(node):
             try:
                 self._place(node)
             except NoRule as error:
@@ -270,6 +275,9 @@ class Placing:
 
     def _place(self, node: Node) -> None:
         op = node.target
+        if is_check(node):
+            self.items[node] = self.checks.place(self, node)
+            return
         if not isinstance(op, OpOverload):
             self._bind_results(node, inner_gradients.place_gradients(self, node))
             return

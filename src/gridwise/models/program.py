@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
+from ..errors import PartitionError
 from ..nn.engine.agreement import agreement, key_of
 from ..nn.engine.operator import Ticket
 from ..nn.parameters.blocks import Shared
@@ -34,6 +35,15 @@ if TYPE_CHECKING:
     from .compiled import CompiledPieces
 
 Values = list[Any]
+
+
+class FailedCheck(PartitionError):
+    """A check on values does not hold; raised on all workers."""
+
+    def __init__(self, asked: str, message: str) -> None:
+        super().__init__(asked)
+        self.message = message
+        """That of the recorded operator."""
 
 
 @dataclass

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,16 +18,21 @@ from ..nn.engine.mode import agree_mode
 from ..operators.formats import memory_format_of
 from ..partition import CartesianPartition, Partition
 from .inputs import Bound
+from .movement import movement
 from .parameters.gather_steps import gather_parameters
-from .placement import Cut, Placement
-from .program import Program
-from .recording.containers import described, unflatten, without_values
+from .placement import Cut, GlobalTensor, Placement, Replicated
+from .program import FailedCheck, Program
+from .recording.containers import Tree, described, unflatten, without_values
 from .recording.indices import limits_of, problem_with
 from .recording.recording import Recording
 from .recording.state import modules_of, tensors_of
 from .same_blocks import warn_of_same_blocks
 
+if TYPE_CHECKING:
+    from .recording.checks import Checks
+
 GatherOption = Literal["report", "refuse"]
+CheckOption = Literal["raise", "skip"]
 
 
 class Options(NamedTuple):
@@ -34,6 +40,7 @@ class Options(NamedTuple):
 
     gather: GatherOption = "report"
     prefetch_bytes: int = 1 << 26
+    checks: CheckOption = "raise"
 
 
 @dataclass
@@ -51,19 +58,32 @@ class Run:
     """For inputs that are indices of embeddings, by position: the number of rows."""
     stored: dict[str, dict[str, tuple[dict[str, Any], str]]]
     """Where the parameters and buffers that it reads are stored, by kind and name: a dict and a key."""
+    with_failing: Callable[[Checks], Run]
+    """Records the same call with a check that fails."""
 
     was_differentiated: bool = False
     """Whether backward has reached its outputs."""
     was_prepared: bool = False
     """Whether it was made for an example, and has not been called since."""
 
-    def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+    def __call__(self, inputs: Sequence[Tensor], changes_buffers: bool = True) -> list[Tensor]:
         given = [
             x.detach().requires_grad_() if needed and not x.requires_grad and torch.is_grad_enabled() else x
             for x, needed in zip(inputs, self.needs_grad, strict=True)
         ]
         values = {kind: {name: stored[key] for name, (stored, key) in of.items()} for kind, of in self.stored.items()}
-        return self.program(values["parameter"], values["buffer"], given)
+        buffers = values["buffer"] if changes_buffers else {name: x.clone() for name, x in values["buffer"].items()}
+        return self.program(values["parameter"], buffers, given)
+
+    def whole(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """The outputs, whole on every worker, without a trace in buffers."""
+        workers, name, found = self.program.workers, self.program.name, list[Tensor]()
+        for y, placement in zip(self(inputs, False), self.program.outputs, strict=True):
+            if isinstance(placement, Cut):
+                value = GlobalTensor(placement.layout.global_shape, y.dtype, y.device, placement)
+                y = movement(value, Replicated(), workers, name)(y)
+            found.append(y.detach())
+        return found
 
 
 class FunctionRecorder:
@@ -96,7 +116,7 @@ class FunctionRecorder:
         formats = [memory_format_of(x) for x in bound.tensors]
         if not self._is_same(str(formats)):
             formats = [torch.contiguous_format] * len(formats)
-        run = self._recorded(bound, layouts, structures, formats)
+        run = self._recorded(bound.tree, layouts, structures, formats)
         if run.limits:
             agree_plan(transport, team, self.says, key_of(self.says), 0, problem_with(bound.tensors, run.limits))
         return run
@@ -117,14 +137,15 @@ class FunctionRecorder:
 
     def _recorded(
         self,
-        bound: Bound,
+        tree: Tree,
         layouts: Sequence[Layout | None],
         structures: Sequence[Structure],
         formats: Sequence[torch.memory_format],
+        failing: Checks | None = None,
     ) -> Run:
         from .placing import place  # imports torch's tracer, which takes seconds: not before the first call
 
-        recording = self._agreed(lambda: self.record(bound, structures, formats))
+        recording = self._agreed(lambda: self.record(tree, structures, formats, failing))
         program = place(recording, layouts, self.P_x, self.options.gather, self.says)
         found: dict[str, dict[str, Any]] = {"parameter": {}, "buffer": {}}
         places = {holding.name: (holding.kind, holding.places[0]) for holding in tensors_of(modules_of(self.roots))}
@@ -145,12 +166,31 @@ class FunctionRecorder:
             outputs_need_grad,
             limits_of(recording),
             found,
+            partial(self._recorded, tree, layouts, structures, formats),
         )
 
+    def error_of(self, run: Run, failed: FailedCheck, inputs: Sequence[Tensor]) -> BaseException:
+        """What the sequential model raises where one of its checks on values fails; all workers enter."""
+        from .recording.checks import failing
+
+        checks = failing(failed.message)
+        if isinstance(checks, RuntimeError):
+            return checks
+        try:
+            again = run.with_failing(checks)
+            return checks.error(again.whole(inputs) if again.program.results else [])
+        except GridwiseError as error:
+            return FailedCheck(f"{failed}\n  {error}", failed.message)
+
     def record(
-        self, bound: Bound, structures: Sequence[Structure], formats: Sequence[torch.memory_format]
+        self,
+        tree: Tree,
+        structures: Sequence[Structure],
+        formats: Sequence[torch.memory_format],
+        failing: Checks | None = None,
     ) -> Recording:
-        """The recording of the function for global inputs of these structures."""
+        """The recording of the function for global inputs of these structures, or of it up to a check that fails."""
+        from .recording.checks import Checks
         from .recording.record import record
         from .recording.tracing import InputSpec
         from .self_check import refuse_unknown_torch
@@ -160,8 +200,10 @@ class FunctionRecorder:
             InputSpec(s.shape, s.dtype, s.device, s.requires_grad, format)
             for s, format in zip(structures, formats, strict=True)
         ]
+        checks = failing or Checks(self.options.checks == "skip")
+        call = self.call if failing is None else failing.until_error(self.call)
         with self.as_written():
-            return record(self.call, self.roots, likes, bound.tree, self.says)
+            return record(call, self.roots, likes, tree, self.says, checks)
 
     def _agreed(self, make: Callable[[], Recording]) -> Recording:
         """The recording that all workers make alike; all raise if one cannot make it, or if they differ."""

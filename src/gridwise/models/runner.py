@@ -35,6 +35,7 @@ from ..torch_internals.modes import without_torch_function
 from .inputs import Bound, Inputs
 from .local_loss import watch_for_local_loss
 from .placement import Cut
+from .program import FailedCheck
 from .recorder import FunctionRecorder, Options, Run
 from .recording.indices import problem_with
 from .recording.recording import Recording
@@ -170,9 +171,13 @@ class Runner(FunctionRecorder):
 
     def _run(self, run: Run, tensors: Sequence[Tensor]) -> Any:
         self._last = run
+        try:
+            made = run(tensors)
+        except FailedCheck as failed:
+            raise self.error_of(run, failed, tensors) from None
         outputs = [
             apply(y, self._agreement_point, self.ticket, True) if r else y
-            for y, r in zip(run(tensors), run.outputs_need_grad, strict=True)
+            for y, r in zip(made, run.outputs_need_grad, strict=True)
         ]
         if not run.was_differentiated and torch.is_grad_enabled():
             self._watch(run, outputs)
@@ -248,14 +253,14 @@ class Runner(FunctionRecorder):
         ]
         formats = [torch.contiguous_format] * len(structures)
         if not self.P_x.active:
-            self._outside = lambda: self.record(whole, structures, formats)
+            self._outside = lambda: self.record(whole.tree, structures, formats)
             return
         layouts = [
             Layout.balanced(P.grid, x.shape) if isinstance(P, CartesianPartition) else None
             for x, P in zip(whole.tensors, whole.partitions, strict=True)
         ]
         self._plans.begin()
-        self._last = self._recorded(whole, layouts, structures, formats)
+        self._last = self._recorded(whole.tree, layouts, structures, formats)
         self._last.was_prepared = True
         rank, inputs = self.P_x.transport.rank, list[tuple[Structure, torch.memory_format]]()
         for s, layout, format in zip(structures, layouts, formats, strict=True):

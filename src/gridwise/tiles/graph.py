@@ -134,8 +134,15 @@ class OperatorGraph:
     outputs: list[GlobalValue]
     writes: list[tuple[GlobalValue, GlobalValue]]
     """Buffers that the call changes, and what they become."""
+    checks: list[tuple[GlobalValue, str, str]]
+    """Numbers that must be true, each with its line and its message (see `models.recording.checks`)."""
     constants: Mapping[str, Tensor] = field(default_factory=dict)
     draws: bool = False
+
+    @property
+    def wanted(self) -> list[GlobalValue]:
+        """What is kept until the end: outputs, what buffers become, and checks."""
+        return [*self.outputs, *(new for _, new in self.writes), *(value for value, *_ in self.checks)]
 
     def values(self) -> Iterator[GlobalValue]:
         yield from self.inputs.values()

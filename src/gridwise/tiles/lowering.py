@@ -19,6 +19,7 @@ from torch.fx import Node
 from ..errors import UnsupportedError
 from ..grid import Box, Shape
 from ..models.recording import Recording
+from ..models.recording.checks import is_check, named
 from ..models.recording.gradients import gradients, requiring_grad
 from ..models.recording.recording import Backward, draws, tensors_in, where, written_by
 from ..models.rules.answer import functional
@@ -31,7 +32,7 @@ from .autograd_functions import OwnBackward, recording_of
 from .graph import GlobalValue, Operation, OperatorGraph, Whole
 from .views import CannotPutBack, Tensors
 
-SKIPPED = {"aten::_assert_tensor_metadata", "aten::_assert_async", "aten::_assert_scalar", "aten::sym_constrain_range"}
+SKIPPED = {"aten::_assert_tensor_metadata", "aten::_assert_scalar", "aten::sym_constrain_range"}
 """Run-time checks that recording has already made."""
 
 
@@ -57,6 +58,7 @@ class Lowering(Builder):
         self.fixed: list[GlobalValue] = []
         self.writes: dict[GlobalValue, GlobalValue] = {}
         self.outputs: list[GlobalValue] = []
+        self.checks: list[tuple[GlobalValue, str, str]] = []
         self.node: Node | None = None
         self._tensors = Tensors(self.call, self._again)
         self._several: dict[Node, Sequence[Any]] = {}
@@ -74,6 +76,7 @@ class Lowering(Builder):
             self.fixed,
             self.outputs,
             list(self.writes.items()),
+            self.checks,
             self.recording.constants,
             self._draws > 0,
         )
@@ -125,6 +128,10 @@ class Lowering(Builder):
         elif not isinstance(target, OpOverload):
             asks = target in (gradients, requiring_grad)
             raise self._refusal("the model asks for gradients itself" if asks else "it is no operator of torch")
+        elif is_check(node):
+            if self.given is not None:
+                raise self._refusal("it checks values in the backward of an autograd Function")
+            self.checks.append((self._tensors.read(node.args[0]), *named(node)))  # type: ignore[arg-type]
         elif name_of(target) not in SKIPPED:
             self._operate(node, target)
 

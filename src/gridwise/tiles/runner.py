@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..data.sources import Source, as_source
 from ..errors import PartitionError, UnsupportedError
-from ..models.program import leave_autocast
+from ..models.program import FailedCheck, leave_autocast
 from ..models.recording.containers import Tree, flatten
 from ..models.recording.recording import Recording
 from ..models.recording.state import Holding, Snapshot, modules_of, tensors_of
@@ -30,6 +30,9 @@ from .graph import GlobalValue, OperatorGraph
 from .limits import Limits
 from .schedule import Schedule
 from .targets import ReadableTarget, ToTarget, completed, targets_for
+
+if TYPE_CHECKING:
+    from ..models.recording.checks import Checks
 
 KEPT = 8
 """How many schedules are kept, for inputs of different structures."""
@@ -87,7 +90,20 @@ class TiledRunner:
         arrays = [_opened(leaf) for leaf in leaves]
         with nullcontext() if out is None else torch.no_grad():
             found, arrays = self._found(arrays, tree, device)
-            return self._run(found, arrays, device, out)
+            try:
+                return self._run(found, arrays, device, out)
+            except FailedCheck as failed:
+                raise self._error_of(failed.message, arrays, tree, device) from None
+
+    def _error_of(self, message: str, arrays: list[Tensor | Source], tree: Tree, device: torch.device) -> BaseException:
+        """What the model raises where one of its checks on values fails."""
+        from ..models.recording.checks import failing
+
+        checks = failing(message)
+        if isinstance(checks, RuntimeError):
+            return checks
+        found = self._scheduled(tuple(self._spec(x, device) for x in arrays), tree, device, checks)
+        return checks.error(self._run(found, arrays, device, None) if found.graph.outputs else [])
 
     def device(self, leaves: Sequence[Any]) -> torch.device:
         """Where tiles are computed: where the parameters are, or else the first tensor."""
@@ -153,13 +169,16 @@ class TiledRunner:
         self._states = [*self._states[1 - KEPT :], State(self._count, Snapshot(modules_of(self.roots)))]
         return self._states[-1]
 
-    def _scheduled(self, specs: Sequence[Spec], tree: Tree, device: torch.device) -> Scheduled:
+    def _scheduled(
+        self, specs: Sequence[Spec], tree: Tree, device: torch.device, failing: Checks | None = None
+    ) -> Scheduled:
         from ..models.recording.record import record  # imports torch's tracer, which takes seconds
         from ..models.recording.tracing import InputSpec
         from .lowering import lower
 
         likes = [InputSpec(s.shape, s.dtype, s.device, s.requires_grad, s.format) for s in specs]
-        recording = record(self.call, self.roots, likes, tree, self.says)
+        call = self.call if failing is None else failing.until_error(self.call)
+        recording = record(call, self.roots, likes, tree, self.says, failing)
         graph = lower(recording, self.says)
         backward = torch.is_grad_enabled() and any(value.requires_grad for value in graph.outputs)
         holdings = {holding.name: holding for holding in tensors_of(modules_of(self.roots))}
@@ -194,6 +213,7 @@ class TiledRunner:
         def forward() -> None:
             with completed(targets), self._shown(run, self.says, found.schedule.tiles):
                 run.forward()
+                self._check(found, run)
             self._write(found, run)
 
         def backward(given: Mapping[GlobalValue, Tensor]) -> list[Tensor | None]:
@@ -248,6 +268,13 @@ class TiledRunner:
             return InMemory(torch.empty(value.shape, dtype=value.spec.dtype, device=home))
         is_read = any(value in stage.reads for stage in found.schedule.stages)
         return ReadableTarget(Store(device, found.folder).new(value), target) if is_read else target
+
+    def _check(self, found: Scheduled, run: DifferentiableExecution) -> None:
+        """Raise if a check on values does not hold."""
+        for value, line, message in found.graph.checks:
+            array = run.arrays.get(value) or InMemory(self._held(found, value))
+            if not bool(array.read(value.box, run.store.device)):
+                raise FailedCheck(f"{self.says}: a check on values does not hold:  {line}", message)
 
     def _write(self, found: Scheduled, run: DifferentiableExecution) -> None:
         """Change the buffers that the model changes, once."""

@@ -47,7 +47,7 @@ class Schedule:
     @cached_property
     def last_read(self) -> list[list[GlobalValue]]:
         """For each stage, the stored values that no later stage reads."""
-        kept_to_the_end = {*self.graph.outputs, *(v for _, v in self.graph.writes)}
+        kept_to_the_end = {*self.graph.wanted}
         found: list[list[GlobalValue]] = [[] for _ in self.stages]
         seen: set[GlobalValue] = set()
         for number in reversed(range(len(self.stages))):
@@ -155,7 +155,7 @@ def _stages(graph: OperatorGraph, kept: set[GlobalValue]) -> list[Stage]:
 def _needed(graph: OperatorGraph) -> set[Operation]:
     """The operations on which an output, or a write, depends."""
     found: set[Operation] = set()
-    left = [value.by for value in (*graph.outputs, *(new for _, new in graph.writes))]
+    left = [value.by for value in graph.wanted]
     while left:
         operation = left.pop()
         if operation is not None and operation not in found:

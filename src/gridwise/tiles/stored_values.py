@@ -30,7 +30,7 @@ def stored_values(graph: OperatorGraph) -> set[GlobalValue]:
 
 def _forced(graph: OperatorGraph) -> set[GlobalValue]:
     """Sources, outputs, what operators that are no local ones make, and what those that are computed whole read."""
-    kept = {*graph.inputs.values(), *graph.fixed, *(v for v in graph.outputs), *(new for _, new in graph.writes)}
+    kept = {*graph.inputs.values(), *graph.fixed, *graph.wanted}
     kept |= _of_parameters(graph)
     for operation in graph.operations:
         if operation.backward is not None:

@@ -4,6 +4,7 @@ recording      the result
 record         one call of a model, on fake tensors of the global shapes
 tracing        all code that depends on torch's tracer
 interception   what a graph would lose of a model's code: kept, or refused by name; `regions`: checkpoints and Functions
+checks         checks on values, whose one side only raises (`branches`)
 gradients      gradients that the model's code asks for itself
 lines          where in the user's code something happens, and whose error an error is
 state          what modules hold, compared and restored

@@ -11,6 +11,7 @@ random numbers of Python and NumPy, generators, seeds      refused
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NoReturn
@@ -33,7 +34,9 @@ from ...torch_internals.modules import (
     forward_pre_hooks,
     has_backward_hooks,
 )
+from ...torch_internals.operators import assert_async
 from ...torch_internals.tracer import NEEDS_NUMBERS, TracedTensor, as_if_not_traced
+from .checks import ANSWERED, QUOTES, Checks
 from .gradients import note_gradients, note_requires_grad
 from .lines import calls_model, current_line
 from .regions import Regions
@@ -42,7 +45,8 @@ from .regions import Regions
 class Calls:
     """The modules that are being called, innermost last."""
 
-    def __init__(self, modules: Mapping[str, torch.nn.Module]) -> None:
+    def __init__(self, modules: Mapping[str, torch.nn.Module], checks: Checks) -> None:
+        self.checks = checks
         self.names = {id(module): name for name, module in modules.items()}
         self.stack: list[str] = []
 
@@ -102,6 +106,12 @@ class _AsEager(TorchFunctionMode):
             raise refusal("backward()", self.calls.path, current_line())
         if given.get("is_grads_batched"):
             raise refusal("gradients of several cotangents at once (is_grads_batched)", self.calls.path, current_line())
+        if function in ANSWERED:
+            return self.calls.checks.answer(function, args, given, sys._getframe(1))
+        if self.calls.checks.has_failed and function in QUOTES:
+            return self.calls.checks.quote(function, *args)
+        if self.calls.checks.skips and function is assert_async:
+            return None
         if function in NOTED:
             return NOTED[function](*args, **given)
         generator = given.get("generator")

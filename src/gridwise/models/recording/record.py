@@ -17,6 +17,7 @@ from ...torch_internals.modules import forward_pre_hooks
 from ...torch_internals.operators import OpOverload, schema_of
 from ...torch_internals.switches import set_grad_enabled
 from ...torch_internals.tracer import NEEDS_NUMBERS, failures_not_logged
+from .checks import Checks
 from .containers import ADDRESS, Tree, described, flatten, unflatten
 from .contents import refilled
 from .interception import Calls, intercepting
@@ -40,7 +41,12 @@ from .tracing import (
 
 
 def record(
-    call: Callable[..., Any], roots: Mapping[str, torch.nn.Module], inputs: Sequence[InputSpec], tree: Tree, says: str
+    call: Callable[..., Any],
+    roots: Mapping[str, torch.nn.Module],
+    inputs: Sequence[InputSpec],
+    tree: Tree,
+    says: str,
+    checks: Checks | None = None,
 ) -> Recording:
     """The recording of ``call(*args, **kwargs)``; `tree` is the structure of ``(args, kwargs)``, `inputs` its tensors.
 
@@ -52,10 +58,10 @@ def record(
     UnsupportedError : naming what a recording cannot keep
     PartitionError : where the model itself refuses inputs of these shapes
     """
-    before = Snapshot(modules_of(roots))
-    first = _Attempt(call, roots, inputs, tree, says)
+    checks, before = checks or Checks(), Snapshot(modules_of(roots))
+    first = _Attempt(call, roots, inputs, tree, says, checks)
     recording, changes = first.run()
-    if not changes:
+    if not changes or checks.has_failed:
         return recording
     for held, change in changes:
         if change.after is ABSENT:
@@ -63,7 +69,7 @@ def record(
         else:
             held[change.name] = refilled(change.after, change.contents)
     try:
-        second = _Attempt(call, roots, inputs, tree, says)
+        second = _Attempt(call, roots, inputs, tree, says, checks)
         again, changes = second.run()
         if changes or again.digest != recording.digest:
             details = second if changes else first
@@ -84,11 +90,13 @@ class _Attempt:
         inputs: Sequence[InputSpec],
         tree: Tree,
         says: str,
+        checks: Checks,
     ) -> None:
+        self.checks = checks
         self.call, self.inputs, self.tree, self.says = call, inputs, tree, says
         self.modules = modules_of(roots)
         self.changes: list[Change] = []
-        self.calls, self.regions = Calls(self.modules), Regions()
+        self.calls, self.regions = Calls(self.modules, checks), Regions()
         self.returned: Tree | None = None
 
     def run(self) -> tuple[Recording, list[tuple[dict[str, Any], Change]]]:
@@ -105,6 +113,7 @@ class _Attempt:
             swap(holdings, values)
             with intercepting(self.modules, self.calls, self.regions):
                 with numbers_needed() as needed:
+                    self.checks.begin(needed)
                     module = trace(partial(self._run, len(values)), fakes, [*values, *given], self._note)
                 if needed:  # the model's code caught it, and took another branch
                     raise needed[0]

@@ -63,3 +63,14 @@ def test_layers_inherit_from_few_classes() -> None:
 
 def test_a_layer_starts_with_little_state() -> None:
     assert len([name for name in vars(nn.Module()) if name not in vars(torch.nn.Module())]) <= 7
+
+
+def test_workers_agree_in_one_place() -> None:
+    """`all_max` of a transport combines numbers; decisions are taken by `comm.agreement`."""
+    numbers = {"nn/engine/all_max.py", "nn/engine/grid_random.py"}
+    paths = [*PACKAGE.rglob("*.py"), *(PACKAGE.parent / "gridwise_compat").rglob("*.py")]
+    callers = {str(path.relative_to(PACKAGE.parent)) for path in paths if "transport.all_max(" in path.read_text()}
+    outside = {path.removeprefix("gridwise/") for path in callers if not path.startswith("gridwise/comm/")}
+    assert outside == numbers
+    within = {path for path in callers if path.startswith("gridwise/comm/")}
+    assert within == {"gridwise/comm/agreement.py"}

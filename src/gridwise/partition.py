@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .comm.agreement import check_same_call
 from .comm.launching.find import current
 from .comm.launching.user_transports import transport_over, user_transports
 from .comm.messages.arrays import gathered_arrays
-from .comm.supervision.matching_calls import check_same_call
 from .comm.transports.base import Team, Transport
 from .errors import PartitionError
 from .grid import Copies, Grid, Index, Layout, resolve_axes, whole_numbers

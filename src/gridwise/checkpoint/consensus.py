@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import numpy as np
 import torch
 
-from ..comm.supervision.matching_calls import key_of, raise_mismatch
+from ..comm.agreement import attempt as attempt
+from ..comm.agreement import key_of, largest, opening
 from ..comm.transports.base import Team, Transport
 from ..errors import CheckpointError, CheckpointMismatch, PartitionError
 from ..partition import Partition, world
@@ -93,10 +93,9 @@ class Consensus:
         numbers: Sequence[int] = (),
     ) -> list[int]:
         """The maximum of each of the `numbers` over the workers; if one has an error, raise the same error on all."""
-        words = np.array([error is not None, *numbers], dtype=np.int64)
-        self.transport.all_max(words, self.team, self.what)
-        if not words[0]:
-            return words[1:].tolist()
+        failed, *most = largest(self.transport, self.team, self.what, error is not None, *numbers)
+        if not failed:
+            return most
         mine = b"" if error is None else json.dumps([_kind_of(error), str(error) or repr(error)]).encode()
         texts = [json.loads(part) if part else None for part in self.transport.gather_bytes(mine, self.team, self.what)]
         raise joint_error(self.what, dict(zip(self.team, texts, strict=True)), failure, tail) from error
@@ -129,12 +128,8 @@ class Consensus:
 
     def vote(self, call: str, number: int, state: int) -> tuple[bool, int]:
         """Whether all workers have the same `number`, and the largest `state`; all must be making the same `call`."""
-        key = key_of(call)
-        words = np.array([key, -key, number, -number, state], dtype=np.int64)  # as in `matching_calls`
-        self.transport.all_max(words, self.team, self.what)
-        if words[0] != -words[1]:
-            raise_mismatch(self.transport, self.team, self.what, key)
-        return bool(words[2] == -words[3]), int(words[4])
+        found = opening(self.transport, self.team, self.what, key_of(call), number, state)
+        return found.is_common, found.problem
 
     def check_one_path(self, path: Path, same: Callable[[Path], object] = str) -> None:
         """Raise on all workers unless they gave one path, as far as `same` tells; only needed once something is wrong."""
@@ -150,14 +145,6 @@ class Consensus:
         """The messages of all workers, in the order of the team, on every worker."""
         data = json.dumps(message, separators=(",", ":")).encode()
         return [json.loads(part) for part in self.transport.gather_bytes(data, self.team, self.what)]
-
-
-def attempt(step: Callable[[], Result]) -> tuple[Result | None, Exception | None]:
-    """The result of `step`, or its error, which must not be raised before the other workers know of it."""
-    try:
-        return step(), None
-    except Exception as error:
-        return None, error
 
 
 MOST_NAMED = 8

@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
-import numpy as np
-
-from ..comm.supervision.matching_calls import gather_lines, key_of, raise_mismatch
+from ..comm.agreement import gather_lines, key_of, opening
 from ..comm.transports.base import Team, Transport
 from ..errors import DataError, FaultError, GridwiseError
 
@@ -45,14 +43,10 @@ def together(
         failure = error
     if transport.rank not in team:
         return cast(Result, result)
-    key, number = key_of(what), key_of(words)
-    votes = np.array([key, -key, number, -number, problem is not None], dtype=np.int64)
-    transport.all_max(votes, team, what)
-    if votes[0] != -votes[1]:
-        raise_mismatch(transport, team, what, key)
-    if votes[4]:
+    found = opening(transport, team, what, key_of(what), key_of(words), problem is not None)
+    if found.problem:
         raise DataError(f"{what} failed.", gather_lines(transport, team, problem)) from failure
-    if votes[2] != -votes[3]:
+    if not found.is_common:
         raise DataError(f"{what} needs the same on all workers.", gather_lines(transport, team, words))
     return cast(Result, result)
 

@@ -16,7 +16,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from ..comm.supervision.matching_calls import key_of
+from ..comm.agreement import key_of
 from ..errors import DataError, PartitionError
 from ..grid import Layout, union_of
 from ..nn.functional import scatter

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..comm.agreement import key_of
 from ..comm.supervision.drawn_batches import DrawnBatch
-from ..comm.supervision.matching_calls import key_of
 from ..errors import DataError, PartitionError
 from ..nn.engine.agreement import is_on
 from .agreement import EpochOutcomes, together

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..comm.supervision.matching_calls import key_of
+from ..comm.agreement import key_of
 from ..errors import DataError
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..comm.supervision.matching_calls import key_of
+from ..comm.agreement import key_of
 from ..errors import PartitionError
 from ..grid import Region, Shape, whole_numbers
 

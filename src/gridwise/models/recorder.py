@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from ..comm.agreement import Ballot, all_same, attempt, gather_lines, key_of
 from ..errors import GridwiseError, InternalError, PartitionError, UnsupportedError
 from ..grid import Grid, Layout
-from ..nn.engine.agreement import Ballot, Structure, agree_layout, agree_plan, agree_same, gather_lines, is_on, key_of
+from ..nn.engine.agreement import Structure, agree_layout, agree_plan, agree_same, is_on
 from ..nn.engine.mode import agree_mode
 from ..operators.formats import memory_format_of
 from ..partition import CartesianPartition, Partition
@@ -207,11 +208,7 @@ class FunctionRecorder:
 
     def _agreed(self, make: Callable[[], Recording]) -> Recording:
         """The recording that all workers make alike; all raise if one cannot make it, or if they differ."""
-        recording, error = None, None
-        try:
-            recording = make()
-        except Exception as found:
-            error = found
+        recording, error = attempt(make)
         transport, team = self.P_x.transport, self.P_x.team
         ballot = Ballot()
         failed, succeeded = ballot.any(error is not None), ballot.any(error is None)
@@ -241,10 +238,7 @@ class FunctionRecorder:
         """Whether all workers have the same text."""
         if not is_on() or len(self.P_x.team) == 1:
             return True
-        ballot = Ballot()
-        place = ballot.equal(key_of(text))
-        ballot.count(self.P_x.transport, self.P_x.team, self.says)
-        return ballot.read(place) is not None
+        return all_same(self.P_x.transport, self.P_x.team, self.says, text)
 
     def _partition(self, placement: Placement, dim: int) -> Partition | None:
         """The partition of an output with `dim` dims; None for a scalar, which every worker holds."""

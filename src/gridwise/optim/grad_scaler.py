@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from ..comm.agreement import largest
 from ..partition import Partition, world
 
 
@@ -46,13 +46,12 @@ class GradScaler(torch.amp.GradScaler):
 
     def _unscale_grads_(self, *args: Any, **kwargs: Any) -> dict[torch.device, Tensor]:
         found = super()._unscale_grads_(*args, **kwargs)
-        votes = np.array([any(bool(flag.item()) for flag in found.values())], dtype=np.int64)
-        partition = self._partition
+        bad, partition = int(any(bool(flag.item()) for flag in found.values())), self._partition
         if partition.active:
-            partition.transport.all_max(votes, partition.team, "GradScaler")
+            (bad,) = largest(partition.transport, partition.team, "GradScaler", bad)
         if not found:  # a worker without gradients of its own follows the others
             assert self._scale is not None
             found = {self._scale.device: torch.zeros((), device=self._scale.device)}
         for flag in found.values():
-            flag.fill_(float(votes[0]))
+            flag.fill_(float(bad))
         return found

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..comm.agreement import largest
 from ..grid import Layout, cuts_from_extents
 from ..partition import CartesianPartition, local_slice, world, zero_volume_tensor
 from .inner import CheckFailed
@@ -131,9 +132,7 @@ def _difference(what: str, actual: Tensor, expected: Tensor, rtol: float | None,
 
 def _raise_everywhere(problems: list[str]) -> None:
     transport = world().transport
-    anywhere = np.array([len(problems)])
-    transport.all_max(anywhere, transport.everyone, "a comparison")
-    if anywhere[0]:
+    if any(largest(transport, transport.everyone, "a comparison", len(problems))):
         reports = transport.gather_bytes("\n".join(problems).encode(), transport.everyone, "a comparison")
         lines = [f"  worker {rank}: {text.decode()}" for rank, text in enumerate(reports) if text]
         raise CheckFailed("the layer does not equal the sequential one.\n" + "\n".join(lines))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import MismatchError, PartitionError
-from ..supervision.matching_calls import check_same_call
+from ..agreement import check_same_call
 from ..transports.base import Team, Transport
 
 

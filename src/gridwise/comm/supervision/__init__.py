@@ -2,7 +2,6 @@
 
 watch, hub       a process connected to every worker, which tells all of them who died or failed
 waiting          what a worker waits for, with whom, since when; refuses calls from forked children
-matching_calls   checking that all workers of a team make the same call
 drawn_batches    the last batches from data loaders, compared when workers agree
 start_timeout    a timeout for the start of MPI, if some processes never get there
 open_sockets     connections that a library has opened, and ending the waits on them

@@ -1,106 +1,33 @@
-"""Agreement: do all workers call the same operator, and has the input of any of them changed?
+"""What the workers of a layer agree on besides the call (`comm.agreement`): the blocks of a tensor, and its structure.
 
-Each worker sees only its own shape. Per call, one all-reduce of five integers over the operator's workers (the maximum of
-``[h, -h, p, -p, problem]``, where h stands for the operator, the direction and the call, and p for the plan) answers
-three questions at once:
-
-    do all make the same call?    max(h) == -max(-h), else all raise `MismatchError`
-    do all have the same plan?    max(p) == -max(-p), and not 0, else all plan anew, together
-    is any input bad?             then all raise the same `PartitionError`, before anything is sent
-
-Where a data loader feeds the workers, h also covers the batch that it returned last (`drawn_batches`).
-
-Planning anew takes a second all-reduce, of ``2 sum(p_d)`` integers and a few more, with p_d blocks along dim d: each
-worker writes its extent, and minus it, at its place along each dim. Afterwards all workers hold the same cuts, or see
-the same disagreement. Only the text of an error takes memory proportional to the number of workers.
-
-`agreement(False)`, or `GRIDWISE_AGREEMENT=off`, skips the first all-reduce, for programs whose workers are known to
-agree: all make the same calls, and blocks change on all workers or on none. What that saves is in benchmarks/README.md.
+Each worker sees only its own shape. Planning takes an all-reduce of ``2 sum(p_d)`` integers and a few more, with p_d blocks
+along dim d: each worker writes its extent, and minus it, at its place along each dim. Afterwards all workers hold the same
+cuts, or see the same disagreement.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ...comm.settings import is_on as is_set
-from ...comm.supervision.matching_calls import UNREAD, raise_mismatch, raise_unread
-from ...comm.supervision.matching_calls import gather_lines as gather_lines
-from ...comm.supervision.matching_calls import key_of as key_of
+from ...comm.agreement import Ballot as Ballot
+from ...comm.agreement import agree_call as agree_call
+from ...comm.agreement import agree_common as agree_common
+from ...comm.agreement import agree_plan as agree_plan
+from ...comm.agreement import agreement as agreement
+from ...comm.agreement import gather_lines as gather_lines
+from ...comm.agreement import is_on as is_on
+from ...comm.agreement import key_of as key_of
 from ...comm.transports.base import Team, Transport
 from ...errors import PartitionError
 from ...grid import Grid, Layout, cuts_from_extents
-from .switch import Switch
 
-NOTHING = np.iinfo(np.int64).min
 DTYPES = sorted((d for d in vars(torch).values() if isinstance(d, torch.dtype)), key=str)
 Places = tuple[int, int, int, int, int]
 """Positions in a ballot: dtype, device, "needs a gradient", "does not record" and "on a CUDA device"."""
-
-_switch = Switch(is_set("GRIDWISE_AGREEMENT", "on"))
-
-
-def agreement(enabled: bool) -> AbstractContextManager[None]:
-    """Switch the per-call agreement on or off, on all workers alike, while the body runs.
-
-    Parameters
-    ----------
-    enabled : whether workers agree before each call
-
-    Examples
-    --------
-    >>> with gridwise.agreement(False):
-    ...     pass  # training steps whose shapes are known to agree
-    """
-    return _switch.to(enabled)
-
-
-def is_on() -> bool:
-    return _switch.value
-
-
-def agree_call(transport: Transport, team: Team, what: str, key: int, changed: bool, problem: str | None) -> bool:
-    """Whether any worker's input changed; raises like `agree_plan`."""
-    return not agree_plan(transport, team, what, key, 0 if changed else 1, problem)
-
-
-def agree_plan(transport: Transport, team: Team, what: str, key: int, plan: int, problem: str | None) -> int:
-    """The number of the plan that all workers would use; 0 if they differ or one has none.
-
-    Raises on all workers if they make different calls or one has a problem.
-    """
-    if not _switch.value or len(team) == 1:
-        if problem is not None:
-            raise PartitionError(f"{what}: {problem}")
-        return plan
-    vote, unread = key, None
-    if transport.drawn_batches:
-        batches, unread = transport.drawn_batches.of(team)
-        vote ^= batches
-    trouble = UNREAD if unread is not None else int(problem is not None)
-    votes = np.array([vote, -vote, plan, -plan, trouble], dtype=np.int64)
-    transport.all_max(votes, team, what)
-    high, low, most, least, refused = votes.tolist()
-    if high != -low:
-        raise_mismatch(transport, team, what, key)
-    if refused == UNREAD:
-        raise_unread(transport, team, what, unread)
-    if refused:
-        raise PartitionError(f"{what} got an input that it cannot take.", gather_lines(transport, team, problem))
-    return most if most == -least else 0
-
-
-def agree_common(transport: Transport, team: Team, what: str, candidates: Sequence[int]) -> int:
-    """The largest positive number that all workers have at the same position of their lists; 0 if there is none."""
-    ballot = Ballot()
-    places = [ballot.equal(number) for number in candidates]
-    ballot.count(transport, team, what)
-    return max(ballot.read(place) or 0 for place in places)
 
 
 def agree_unbatched(transport: Transport, team: Team, what: str, unbatched: bool | None) -> bool:
@@ -126,8 +53,9 @@ class Structure(NamedTuple):
 
     @classmethod
     def of(cls, x: Tensor) -> Structure:
-        records = torch.is_grad_enabled()
-        return cls(tuple(x.shape), x.dtype, x.requires_grad and records, x.device, records)
+        return cls(
+            tuple(x.shape), x.dtype, x.requires_grad and torch.is_grad_enabled(), x.device, torch.is_grad_enabled()
+        )
 
     def convert(self, x: Tensor) -> Tensor:
         """`x` in this dtype and on this device: a worker that holds no part may pass a tensor of any other."""
@@ -138,31 +66,6 @@ class Structure(NamedTuple):
         where = "" if self.device.type == "cpu" else f" on {self.device}"
         needs = ", requires grad" if self.requires_grad else ""
         return f"shape {self.shape}, {dtype}{where}{needs}{'' if self.records else ', no_grad'}"
-
-
-class Ballot:
-    """Values that a team compares, and flags that it combines, in one all-reduce."""
-
-    def __init__(self) -> None:
-        self._values: list[int] = []
-
-    def equal(self, value: int | None) -> int:
-        """Add a value that must be equal on all workers that have one; returns the position to `read`."""
-        self._values += [NOTHING, NOTHING] if value is None else [value, -value]
-        return len(self._values) - 2
-
-    def any(self, flag: bool) -> int:
-        self._values += [int(flag), NOTHING]
-        return len(self._values) - 2
-
-    def count(self, transport: Transport, team: Team, what: str) -> None:
-        self._array = np.array(self._values, dtype=np.int64)
-        transport.all_max(self._array, team, what)
-
-    def read(self, place: int) -> int | None:
-        """The agreed value; None if the workers differ or none has one."""
-        high, low = int(self._array[place]), int(self._array[place + 1])
-        return high if high != NOTHING and (low == NOTHING or high == -low) else None
 
 
 def agree_layout(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...comm.supervision.matching_calls import gather_lines
+from ...comm.agreement import gather_lines
 from ...comm.transports.base import Team, Transport
 from ...errors import PartitionError
 from ...torch_internals.modes import without_torch_function

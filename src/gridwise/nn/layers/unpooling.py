@@ -16,11 +16,11 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from ...comm.agreement import gather_lines, largest
 from ...errors import PartitionError
 from ...grid import Layout, Needs, Shape, route, transposed_need
 from ...partition import Partition
 from ..docstrings import documented_like
-from ..engine.agreement import Ballot, gather_lines
 from ..engine.arguments import problem_with_sizes
 from ..engine.carrier import Move
 from ..windows.output_size import agree_output_size, as_size, problem_with_output_size
@@ -76,10 +76,7 @@ class MaxUnpool(WindowedLayer):
         agree_output_size(transport, team, self._title, self._asked)
         super()._distdl_module_setup((x,))
         problem = self._misplaced(indices)
-        ballot = Ballot()
-        found = ballot.any(problem is not None)
-        ballot.count(transport, team, self._title)
-        if ballot.read(found):
+        if any(largest(transport, team, self._title, problem is not None)):
             raise PartitionError(
                 f"{self._title} got indices that it cannot take.", gather_lines(transport, team, problem)
             )

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...comm.supervision.matching_calls import check_same_call
+from ...comm.agreement import check_same_call
 from ...comm.transports.base import Team, Transport
 from ...errors import PartitionError, UnsupportedError
 from ...partition import Partition, world

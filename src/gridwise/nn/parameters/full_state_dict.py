@@ -14,13 +14,12 @@ from collections import OrderedDict
 import torch
 from torch import Tensor
 
+from ...comm.agreement import all_same, gather_lines
 from ...errors import MismatchError, PartitionError
 from ...grid import Grid, Layout, Needs, route
 from ...partition import Partition, world, zero_volume_tensor
-from ..engine.agreement import gather_lines
 from ..engine.carrier import Move
 from .blocks import placement_of
-from .replicas import all_equal
 from .saved_blocks import KEY
 
 
@@ -96,7 +95,7 @@ def _agree(P: Partition, held: dict[str, object], worker: int | None) -> None:
             layout = placement_of(value)
             shape = layout.global_shape if isinstance(layout, Layout) else tuple(value.shape)
             said.append(f"{name} {shape} {value.dtype} {layout}")
-    if not all_equal(P.transport, P.team, "full_state_dict", "; ".join(said)):
+    if not all_same(P.transport, P.team, "full_state_dict", "; ".join(said)):
         raise MismatchError(
             "full_state_dict: the workers hold different models, or ask for another `worker`.",
             gather_lines(

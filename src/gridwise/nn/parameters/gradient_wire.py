@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager
 
 import torch
 
+from ...comm.switch import Switch
 from ...errors import PartitionError
-from ..engine.switch import Switch
 
 VARIABLE = "GRIDWISE_GRADIENT_WIRE"
 WIRES: dict[str, torch.dtype | None] = {"full": None, "bfloat16": torch.bfloat16, "float16": torch.float16}

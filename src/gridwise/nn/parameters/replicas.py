@@ -12,18 +12,17 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 import xxhash
 from torch import Tensor
 
+from ...comm.agreement import all_same, differing, gather_lines, key_of
 from ...comm.settings import count
 from ...comm.transports.base import Team, Transport
 from ...deferred_init import is_deferred
 from ...errors import MismatchError, PartitionError
 from ...grid import Grid
 from ...partition import Partition, world
-from ..engine.agreement import NOTHING, Ballot, gather_lines, key_of
 from .blocks import Spread, is_cut, spread_over
 
 FIX = "build models from one seed on all workers (torch.manual_seed), change parameters alike, load the same state."
@@ -63,18 +62,12 @@ def agree_replicas(transport: Transport, team: Team, what: str, replicas: Sequen
         if transport.rank in spread.holders:
             own[len(names) + _place(spread, transport.rank)] = checksum(value)
         names += [name] * spread.layout.grid.size
-    votes = np.full((2, len(names)), NOTHING, dtype=np.int64)
-    for place, digest in own.items():
-        votes[:, place] = digest, -digest
-    flat = votes.reshape(-1)
-    transport.all_max(flat, team, f"the comparison of replicas of {what}")
-    high, low = flat.reshape(2, -1)
-    wrong = np.flatnonzero((high != NOTHING) & (high != -low)).tolist()
-    if wrong:
+    digests = [own.get(place) for place in range(len(names))]
+    if wrong := differing(transport, team, f"the comparison of replicas of {what}", digests):
         mine = [f"{names[place]} has checksum {own[place]:016x}" for place in wrong if place in own]
         told = gather_lines(transport, team, "; ".join(mine) or None)
-        differing = ", ".join(f"`{name}`" for name in dict.fromkeys(names[place] for place in wrong))
-        raise PartitionError(f"{what}: workers hold different replicas of {differing}.", told, FIX)
+        differ = ", ".join(f"`{name}`" for name in dict.fromkeys(names[place] for place in wrong))
+        raise PartitionError(f"{what}: workers hold different replicas of {differ}.", told, FIX)
 
 
 def _place(spread: Spread, rank: int) -> int:
@@ -100,17 +93,9 @@ def check_replicas(model: torch.nn.Module, P: Partition | None = None) -> None:
     partition = P or world()
     transport, everyone = partition.transport, partition.team
     found = list(_held(model, Grid.line(everyone)))
-    if not all_equal(transport, everyone, "check_replicas", " ".join(name for name, _, _ in found)):
+    if not all_same(transport, everyone, "check_replicas", " ".join(name for name, _, _ in found)):
         raise MismatchError("check_replicas: the workers hold models whose parameters have different names.")
     agree_replicas(transport, everyone, "check_replicas", found)
-
-
-def all_equal(transport: Transport, team: Team, what: str, text: str) -> bool:
-    """Whether `text` is the same on all workers of `team`."""
-    ballot = Ballot()
-    vote = ballot.equal(key_of(text))
-    ballot.count(transport, team, what)
-    return ballot.read(vote) is not None
 
 
 def synchronise_replicas(model: torch.nn.Module, P: Partition) -> None:
@@ -121,13 +106,13 @@ def synchronise_replicas(model: torch.nn.Module, P: Partition) -> None:
     try:
         check_replicas(model, P)
         return
-    except PartitionError as error:
-        differing = error
+    except PartitionError as found:
+        error = found
     transport, team, what = P.transport, P.team, "distribute"
     held = dict([*model.named_parameters(), *model.named_buffers()])
     names = [(name, tuple(value.shape), value.dtype) for name, value in held.items()]
-    if not all_equal(transport, team, what, repr(names)):
-        raise differing
+    if not all_same(transport, team, what, repr(names)):
+        raise error
     for value in held.values():
         if not is_deferred(value) and not value.is_meta and not is_cut(value):
             block = value.detach().clone(memory_format=torch.contiguous_format)

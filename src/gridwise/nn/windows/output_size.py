@@ -5,9 +5,9 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable
 
+from ...comm.agreement import all_same, gather_lines
 from ...comm.transports.base import Team, Transport
 from ...errors import PartitionError
-from ..engine.agreement import Ballot, gather_lines, key_of
 
 OutputSize = tuple[int, ...] | None
 
@@ -28,10 +28,7 @@ def problem_with_output_size(given: Iterable[int] | None = None) -> str | None:
 
 def agree_output_size(transport: Transport, team: Team, what: str, size: OutputSize) -> None:
     """Raise on all workers if they ask for different sizes."""
-    ballot = Ballot()
-    vote = ballot.equal(key_of(repr(size)))
-    ballot.count(transport, team, what)
-    if ballot.read(vote) is None:
+    if not all_same(transport, team, what, repr(size)):
         reports = gather_lines(transport, team, f"output_size={size}")
         fix = "ask for the size of the global output, on all workers alike."
         raise PartitionError(f"{what}: the workers ask for different `output_size`.", reports, fix)

@@ -19,8 +19,9 @@ from typing import Any
 
 import torch
 
+from ...comm.agreement import largest
 from ...errors import PartitionError
-from ...nn.engine.agreement import Ballot, agree_layout
+from ...nn.engine.agreement import agree_layout
 from ...partition import CartesianPartition, Partition, zero_volume_tensor
 from ..inference.finite_values import as_inputs, as_variances
 from ..nn.data_struct import Values, describe
@@ -115,10 +116,7 @@ class GridSequential(NetworkOnWorkers):
     def _make_plan(self, x: Gaussian) -> None:
         self._structure = self._plan = None
         transport, team, name = self.P_x.transport, self.P_x.team, "GridSequential.forward"
-        ballot = Ballot()
-        some = ballot.any(x.var is not None)
-        ballot.count(transport, team, name)
-        self._has_variance = bool(ballot.read(some))
+        self._has_variance = any(largest(transport, team, name, x.var is not None))
         source, _ = agree_layout(transport, team, name, self.P_x.grid, x.mu)
         self._plan = GridPlan(self.model, transport, team, source)
 

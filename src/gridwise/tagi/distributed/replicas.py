@@ -19,10 +19,11 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from ...comm.agreement import all_same, gather_lines, key_of
 from ...comm.messages.requests import Request
 from ...comm.transports.base import Team, Transport
 from ...errors import PartitionError
-from ...nn.engine.agreement import Ballot, agree_call, gather_lines, key_of
+from ...nn.engine.agreement import agree_call
 from ...torch_internals.autograd import flattened, unflattened
 from ..inference.products import wide_type
 from ..nn.base_layer import BaseLayer, ParametricLayer, setting_names
@@ -179,11 +180,7 @@ def _check_same_network(net: Sequential, transport: Transport, team: Team, name:
         for place, layer in net.named_modules(remove_duplicate=False)  # an activation may stand in several places
         if isinstance(layer, BaseLayer)
     ]
-    digest = key_of(f"{text} {layers}")
-    ballot = Ballot()
-    same = ballot.equal(digest)
-    ballot.count(transport, team, name)
-    if ballot.read(same) is None:
+    if not all_same(transport, team, name, f"{text} {layers}"):
         reports = gather_lines(transport, team, net.get_layer_stack_info().strip().replace("\n", ", "))
         fix = "build the same layers, with the same settings, order and precision, on all workers."
         raise PartitionError(f"{name}: the workers have different networks.", reports, fix)

@@ -16,20 +16,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from gridwise.comm.agreement import Ballot, key_of
 from gridwise.errors import MismatchError
-from gridwise.nn.engine.agreement import key_of
 from gridwise.nn.engine.layer import GeneratorsDiffer, Layer, generators_for
 from gridwise.nn.parameters.blocks import BlockParameter
 from gridwise.nn.parameters.replicas import checksum
 from gridwise.partition import zero_volume_tensor
 
 from .module import Module
-
-NOTHING = -1
 
 
 @contextmanager
@@ -111,22 +108,21 @@ class RootParameters(Module, Layer):
             value = self._parameters.get(name) if self._owns(name) else self.__dict__["_replica_of"][name]
             if value is None:
                 continue
-            vote = self._vote(name, value, key_of(f"{what} {self._ticket.key}"))
-            votes = np.array([*vote, -vote[0]], dtype=np.int64)
-            transport.all_max(votes, team, what)
-            if votes[0] != -votes[4]:
+            sent, owns, ballot = self.__dict__["_sent"], self._owns(name), Ballot()
+            if not owns:
+                value.grad = None  # only the owner needs the sum
+            same, digest = (
+                ballot.equal(key_of(f"{what} {self._ticket.key}")),
+                ballot.largest(checksum(value) if owns else None),
+            )
+            lacks, wants = ballot.any(not owns and name not in sent), ballot.any(owns and value.requires_grad)
+            ballot.count(transport, team, what)
+            if ballot.read(same) is None:
                 raise MismatchError(f"{what}: the workers call different layers, or the same ones in another order.")
-            value.requires_grad_(bool(votes[3]))
-            if votes[1] != self.__dict__["_sent"].get(name, NOTHING) or votes[2]:
+            value.requires_grad_(bool(ballot.read(wants)))
+            if ballot.read(digest) != sent.get(name) or ballot.read(lacks):
                 self._send(name, value, team)
-                self.__dict__["_sent"][name] = int(votes[1])
-
-    def _vote(self, name: str, value: Tensor, key: int) -> tuple[int, int, int, int]:
-        """This worker's vote: which parameter, the owner's checksum, whether it lacks the values, requires_grad."""
-        if not self._owns(name):
-            value.grad = None  # only the owner needs the sum
-            return key, NOTHING, name not in self.__dict__["_sent"], 0
-        return key, checksum(value), 0, value.requires_grad
+                sent[name] = ballot.read(digest)
 
     def _send(self, name: str, value: Tensor, team: tuple[int, ...]) -> None:
         assert self._transport is not None

@@ -12,7 +12,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-from gridwise.comm.supervision.matching_calls import check_same_call
+from gridwise.comm.agreement import check_same_call
 from gridwise.errors import UnsupportedError
 from gridwise.partition import Partition
 

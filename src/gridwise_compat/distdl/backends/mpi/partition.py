@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from gridwise.comm.agreement import largest
 from gridwise.comm.transports.base import Transport
 from gridwise.comm.transports.solo import SoloTransport
 from gridwise.errors import PartitionError
@@ -144,11 +145,10 @@ class MPIPartition(Partition):
             self._comm.Free()
         self.active, self._comm, self._group = False, COMM_NULL, GROUP_NULL
         _alive[self.transport].discard(self)
-        if opened is not None and opened.active:
-            others = np.array([len(_alive[self.transport])], dtype=np.int64)
-            self.transport.all_max(others, opened.team, "deactivate")
-            if not others[0]:
-                opened.deactivate()
+        if opened is None or not opened.active:
+            return
+        if not any(largest(self.transport, opened.team, "deactivate", len(_alive[self.transport]))):
+            opened.deactivate()
 
     def __eq__(self, other: object) -> bool:
         """Whether both have the same communicator; two partitions created from the same workers are not equal."""

@@ -106,3 +106,26 @@ def test_keys_and_values_that_come_in_turn_are_fetched_and_not_gathered(monkeypa
     model = gridwise.distribute(Of(lambda q, k, v: attend(q, k, v)), P, example=x)
     model(x[gridwise.local_slice(P, x.shape)])
     assert sorted(shape[2] for shape in fetched) == [3, 4, 4]
+
+
+@workers(3)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("is_cast", [False, True], ids=["", "autocast"])
+def test_half_precision_in_turn(dtype: torch.dtype, is_cast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As precise as torch: one rounding of what float32 makes."""
+    monkeypatch.setattr(attention, "LARGE", 0)
+    P, shape = gridwise.world().create_cartesian_topology_partition([1, 1, 3, 1]), (2, 4, N, 8)
+    wholes = [torch.randn(shape, generator=GENERATOR.manual_seed(n)).to(dtype).requires_grad_() for n in range(3)]
+    exact = [x.detach().float().requires_grad_() for x in wholes]
+    mine = [x.detach()[gridwise.local_slice(P, shape)].clone().requires_grad_() for x in wholes]
+    model = gridwise.distribute(lambda q, k, v: attend(q * 1, k * 1, v * 1, is_causal=True), P)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_cast):
+        y, theirs = model(*mine), attend(*wholes, is_causal=True)
+    assert y.dtype == theirs.dtype
+    expected = attend(*exact, is_causal=True)
+    own = gridwise.local_slice(P, shape)
+    y.backward(torch.ones_like(y))
+    expected.backward(torch.ones_like(expected))
+    eps = torch.finfo(y.dtype).eps
+    for got, whole in [(y, expected), *((x.grad, e.grad) for x, e in zip(mine, exact, strict=True))]:
+        torch.testing.assert_close(got.float(), whole[own], rtol=4 * eps, atol=4 * eps)

@@ -79,6 +79,10 @@ LACKING: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
     ),
     "corrcoef": (torch.corrcoef, [random_tensor(6, 5)]),
     "combinations": (lambda x: torch.combinations(x, 3), [random_tensor(6)]),
+    "ctc": (
+        lambda x, t: F.ctc_loss(x.log_softmax(-1), t, (8, 7, 8), (3, 2, 3)),
+        [random_tensor(8, 3, 5), LABELS[:, :3].abs()[[0, 1, 1]]],
+    ),
     "integers in a range": (lambda x: x * torch.empty_like(x).random_(1, 7), [random_tensor(4, 5)]),
     "means of bags": (lambda w, i: F.embedding_bag(i, w), [TABLE, torch.randint(7, (6, 3))]),
     "sums of bags": (

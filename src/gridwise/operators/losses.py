@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from ..grid import Box
 from .call import OperatorCall, TensorSpec
 from .formats import wide
-from .labels import needs_by_labels, numbered
+from .labels import by_labels, needs_by_labels, numbered
 from .on_boxes import Local, Summed
 from .pointwise import aligned
 from .products import Operands
@@ -93,3 +94,40 @@ def cross_entropy(call: OperatorCall) -> Local | Summed:
         return (weight[0][target.where(is_counted, 0)] * is_counted if weight else is_counted).sum(dtype=torch.float64)
 
     return loss(call, operands, labels, shape, counted)
+
+
+@torch.library.custom_op("gridwise::ctc_terms", mutates_args=())
+def ctc_terms(
+    log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: int, zero_infinity: bool
+) -> Tensor:
+    """The CTC loss of each sample. Torch's own operator makes tensors whose shape depends on the lengths of targets."""
+    return torch.ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, NONE, zero_infinity)
+
+
+@ctc_terms.register_fake
+def _(log_probs: Tensor, *rest: object) -> Tensor:
+    return log_probs.new_empty(log_probs.shape[1])
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:4])
+    ctx.settings = inputs[4:]
+
+
+def _of_log_probs(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    log_probs, targets, input_lengths, target_lengths = ctx.saved_tensors
+    blank, zero_infinity = ctx.settings
+    with torch.enable_grad():
+        x = log_probs.detach().requires_grad_()
+        y = torch.ctc_loss(x, targets, input_lengths, target_lengths, blank, NONE, zero_infinity)
+        (found,) = torch.autograd.grad(y, x, gradient)
+    return found, None, None, None, None, None
+
+
+ctc_terms.register_autograd(_of_log_probs, setup_context=_keep)
+
+
+@operator("gridwise::ctc_terms")
+def ctc(call: OperatorCall) -> Local:
+    steps, _, classes = call.tensors[0].shape
+    return by_labels(call, [["t", "n", "c"], ["n", "s"], ["n"], ["n"]], ["n"], flops=8.0 * steps * classes)

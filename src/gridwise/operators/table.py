@@ -31,7 +31,7 @@ def operator(*names: str) -> Callable[[AnyMake], AnyMake]:
 
     def entered(make: AnyMake) -> AnyMake:
         for name in names:
-            OPERATORS[f"aten::{name}"] = make
+            OPERATORS[name if "::" in name else f"aten::{name}"] = make
         return make
 
     return entered

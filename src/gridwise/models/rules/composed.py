@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...errors import UnsupportedError
-from ...operators.losses import MEAN, NONE
+from ...operators.losses import MEAN, NONE, ctc_terms
 from ...operators.random.drawing import last_of
 from ...torch_internals.decompositions import decompositions_of
 from ...torch_internals.operators import OpOverload
@@ -94,6 +94,24 @@ def cov(x: Tensor, correction: int = 1, fweights: Tensor | None = None, aweights
     x = x - ((x * weights).sum(1) / total).unsqueeze(1)
     is_wrong = torch.stack([(each < 0).any() for each in given]).any()  # torch refuses such weights
     return (x @ (x * weights).t().conj() / torch.where(is_wrong, torch.nan, norm.clamp_min(0))).squeeze()
+
+
+def ctc_loss(
+    log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int = 0, reduction: int = MEAN,
+    zero_infinity: bool = False,
+) -> Tensor:  # fmt: skip
+    """One loss for each sample; targets one after another become rows."""
+    x = log_probs if log_probs.dim() == 3 else log_probs.unsqueeze(1)
+    inputs, counts = (torch.as_tensor(each).reshape(-1) for each in (input_lengths, target_lengths))
+    if targets.dim() == 1:
+        width = targets.shape[0] if isinstance(target_lengths, Tensor) else max(target_lengths, default=0)
+        starts = (counts.cumsum(0) - counts).to(targets.device).unsqueeze(1)
+        places = starts + torch.arange(width, device=targets.device)
+        targets = targets[places.clamp_max(targets.shape[0] - 1)]
+    terms = ctc_terms(x, targets, inputs, counts, blank, zero_infinity)
+    if reduction == MEAN:
+        return (terms / counts.clamp_min(1).to(terms)).mean()
+    return terms.reshape(log_probs.shape[1:-1]) if reduction == NONE else terms.sum()
 
 
 def combinations(x: Tensor, r: int = 2, with_replacement: bool = False) -> Tensor:
@@ -189,6 +207,8 @@ OURS: dict[OpOverload, Callable[..., Any]] = {
     aten.cov.default: cov,
     aten.embedding_bag.default: embedding_bag,
     aten.embedding_bag.padding_idx: embedding_bag,
+    aten.ctc_loss.Tensor: ctc_loss,
+    aten.ctc_loss.IntList: ctc_loss,
     aten.combinations.default: combinations,
     getattr(aten.random_, "from"): random_from,
     **{getattr(packet, name): sparse for packet in SPARSE for name in packet.overloads()},

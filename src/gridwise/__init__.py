@@ -48,7 +48,18 @@ _guard()
 nn.distribute = distribute  # type: ignore[attr-defined]
 nn.DistributedModel = _DistributedModel  # type: ignore[attr-defined]
 
-_ROOMS = ("checkpoint", "compat", "data", "deferred_init", "fake", "integrations", "optim", "planning", "tagi", "testing")
+_ROOMS = (
+    "checkpoint",
+    "compat",
+    "data",
+    "deferred_init",
+    "fake",
+    "integrations",
+    "optim",
+    "planning",
+    "tagi",
+    "testing",
+)
 
 
 def __getattr__(name: str) -> ModuleType:

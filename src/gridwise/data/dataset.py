@@ -113,7 +113,7 @@ class BlockDataset:
         return len(self.reader.fields[0].samples)
 
     def __getitem__(self, sample: int) -> Tensor | tuple[Tensor, ...]:
-        """This worker's block of a sample, without a batch dim, wherever axis 0 of the grid would put it."""
+        """This worker's block of a sample, without a batch dim; axis 0 of the grid, which cuts batches, plays no part."""
         if not -len(self) <= sample < len(self):
             raise IndexError(f"there are {len(self)} samples, and no sample {sample}.")
         boxes = [self._box(number, 1, uncut=True) for number in range(len(self.shapes))]

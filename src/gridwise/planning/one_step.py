@@ -176,7 +176,7 @@ def _optimised(task: PlannedStep, parameters: list[torch.nn.Parameter]) -> Optim
 
 
 def _as_on_cuda(optimizer: torch.optim.Optimizer) -> None:
-    """Let it update all parameters at once, as torch's optimisers do on CUDA by default."""
+    """Make the optimiser update all parameters in one call (`foreach`), as torch's do on CUDA by default."""
     for group in optimizer.param_groups:
         if "foreach" in group and group["foreach"] is None and not group.get("fused"):
             group["foreach"] = True

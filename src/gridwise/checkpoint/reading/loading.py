@@ -111,7 +111,7 @@ def _started(
     try:
         data = read_contents_bytes(path) if data is None else data
         number = int(checksum(data)[1:], 16)
-        with reading_ahead(path / f"data-{likely_id(data)}" / f"w{consensus.index}.safetensors", consensus.size == 1):
+        with reading_ahead(path / f"data-{likely_id(data)}" / f"w{consensus.index}.safetensors"):
             manifest = contents_of(data, path)
             plan = plan_load(manifest, into, consensus.rank, consensus.index, consensus.size, cast)
             reader = Reader(path, manifest, reads_of_all(plan.wants), consensus.transport.cores)

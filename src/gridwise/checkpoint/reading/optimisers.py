@@ -67,8 +67,8 @@ class OptimiserPlanner(LoadPlanner):
         saved, here = self.manifest.values.get(joined(key, "kind")), type(optimiser).__name__
         if saved is not None and saved != here:
             raise CheckpointMismatch(
-                f"{key!r}: a {saved!s:.100} was saved, and `into` has a {here}, to which its state means nothing.\n"
-                f"  fix: build a {saved!s:.100}; or load without it, and start the {here} anew."
+                f"{key!r}: the saved state is that of the optimiser {saved!s:.100}, and {here} in `into` cannot use it.\n"
+                f"  fix: build {saved!s:.100}; or load without it, and start {here} anew."
             )
 
     def check_options(
@@ -82,7 +82,7 @@ class OptimiserPlanner(LoadPlanner):
         unknown = sorted(map(str, saved.keys() - optimiser.defaults.keys() - group.keys() - SCHEDULED))
         if missing and unknown:
             raise CheckpointMismatch(
-                f"{key!r}: what was saved has options that are none of a {type(optimiser).__name__}.",
+                f"{key!r}: the saved state has options that {type(optimiser).__name__} does not have.",
                 [f"only in `into`: {listed(missing)}", f"only saved: {listed(unknown)}"],
                 "build the optimiser that was saved.",
             )

@@ -4,12 +4,9 @@ Which bytes a worker needs is known only when the manifest is parsed and the sta
 would be idle. Usually a worker needs the file that it has written, so the start of that file is read as a guess. A
 wrong guess, or a file that cannot be read, costs the disk a moment and has no other effect.
 
-The file is sent to the null device: one call, no copy, and the system reads ahead in large pieces as for any reader.
+The file is sent to the null device, which copies nothing, and the system reads ahead in large pieces as for any reader.
 POSIX_FADV_WILLNEED, made for this, stops after one read-ahead window; called for each window, it loads page by page,
-which costs more processor time than it saves.
-
-A worker that loads alone reads in pieces, into memory of its own. That takes more processor time, but one call for
-everything occasionally takes several times as long, which pieces do not (benchmarks/README.md).
+which costs more processor time than it saves. One call for everything occasionally takes several times as long as pieces.
 """
 
 from __future__ import annotations
@@ -28,15 +25,12 @@ MOST_GUESSED = 32 << 20
 """Most bytes of a file that are read as a guess."""
 
 PIECE = 4 << 20
-"""Bytes that a worker that loads alone reads in one call."""
+"""Bytes that are sent in one call."""
 
 
 @contextlib.contextmanager
-def reading_ahead(path: Path, single: bool = False) -> Iterator[None]:
-    """Read the start of a file into the page cache while the body runs, unless it is there already.
-
-    `single` if no other worker loads at the same time.
-    """
+def reading_ahead(path: Path) -> Iterator[None]:
+    """Read the start of a file into the page cache while the body runs, unless it is there already."""
     with contextlib.ExitStack() as until_then:
         with contextlib.suppress(OSError):
             fd = open_inside(path.parent.parent, path.parent.name, path.name)
@@ -44,9 +38,7 @@ def reading_ahead(path: Path, single: bool = False) -> Iterator[None]:
             size = min(os.fstat(fd).st_size, MOST_GUESSED)
             if size and not is_cached(fd, 0, size):
                 nowhere = until_then.enter_context(open(os.devnull, "wb", buffering=0)).fileno()
-                thread = threading.Thread(
-                    target=_read if single else _send, args=(nowhere, fd, size), name="gridwise-ahead"
-                )
+                thread = threading.Thread(target=_send, args=(nowhere, fd, size), name="gridwise-ahead")
                 if started(thread):
                     until_then.callback(thread.join)
         yield
@@ -55,13 +47,5 @@ def reading_ahead(path: Path, single: bool = False) -> Iterator[None]:
 def _send(nowhere: int, fd: int, size: int) -> None:
     done = 0
     with contextlib.suppress(OSError):
-        # Usually one call sends everything: any other Python code here would wait for the thread that parses.
-        while done < size and (sent := os.sendfile(nowhere, fd, done, size - done)):
+        while done < size and (sent := os.sendfile(nowhere, fd, done, min(PIECE, size - done))):
             done += sent
-
-
-def _read(nowhere: int, fd: int, size: int) -> None:
-    piece = memoryview(bytearray(min(PIECE, size)))
-    with contextlib.suppress(OSError):
-        for start in range(0, size, PIECE):
-            os.preadv(fd, [piece[: size - start]], start)

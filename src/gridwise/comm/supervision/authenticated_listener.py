@@ -1,12 +1,12 @@
-"""A listening port that admits only processes that know the job's secret; called the door.
+"""A listening port that admits only processes that know the job's secret.
 
-    caller                                                        door
+    caller                                                        listener
                                                             <-    n, 32 random bytes
     m, 32 random bytes; HMAC(secret, "caller", n, m)        ->
-                                                            <-    HMAC(secret, "door", n, m)
+                                                            <-    HMAC(secret, "listener", n, m)
 
-Neither side sends the secret, and each proves that it knows it: a process that has taken over the port of a door that is
-gone learns nothing and is not trusted. Before the proof, the door reads these 64 bytes from a caller and nothing else. It
+Neither side sends the secret, and each proves that it knows it: a process that has taken over the port of a listener that is
+gone learns nothing and is not trusted. Before the proof, the listener reads these 64 bytes from a caller and nothing else. It
 serves all callers concurrently, gives each `PROOF_SECONDS`, and keeps at most `STRANGERS` at a time: in a flood the oldest
 are dropped, and `connect_authenticated` tries again.
 
@@ -75,7 +75,7 @@ class AuthenticatedListener:
         return max(0.0, next(iter(self._strangers.values())).deadline - time.monotonic())
 
     def admitted(self) -> list[socket.socket]:
-        """The callers that have newly proved that they know the secret, and were sent the door's proof. Never blocks."""
+        """The callers that have newly proved that they know the secret, and were sent the listener's proof. Never blocks."""
         found = []
         for key, _ in self._selector.select(0):
             assert isinstance(key.fileobj, socket.socket)
@@ -134,7 +134,7 @@ class AuthenticatedListener:
         number, proof = bytes(stranger.said[:NONCE]), bytes(stranger.said[NONCE:])
         if said and hmac.compare_digest(proof, _proof(self._secret, b"caller", stranger.challenge, number)):
             with contextlib.suppress(OSError):
-                caller.send(_proof(self._secret, b"door", stranger.challenge, number))
+                caller.send(_proof(self._secret, b"listener", stranger.challenge, number))
                 self._selector.unregister(caller)
                 del self._strangers[caller]
                 caller.setblocking(True)
@@ -151,7 +151,7 @@ class AuthenticatedListener:
 
 
 def connect_authenticated(hosts: Sequence[str], port: int, secret: str, seconds: float) -> socket.socket:
-    """A connection to the door at one of `hosts`, tried in turn. Raises `OSError` if there is none after `seconds`."""
+    """A connection to the listener at one of `hosts`, tried in turn. Raises `OSError` if there is none after `seconds`."""
     deadline = time.monotonic() + seconds
     problem: OSError = TimeoutError(f"nobody listens at {', '.join(hosts)}, port {port}")
     while time.monotonic() < deadline:
@@ -170,7 +170,7 @@ def _through(connection: socket.socket, secret: bytes) -> socket.socket:
         number, deadline = secrets.token_bytes(NONCE), time.monotonic() + PROOF_SECONDS
         challenge = _exactly(connection, NONCE, deadline)
         connection.sendall(number + _proof(secret, b"caller", challenge, number))
-        if not hmac.compare_digest(_exactly(connection, PROOF, deadline), _proof(secret, b"door", challenge, number)):
+        if not hmac.compare_digest(_exactly(connection, PROOF, deadline), _proof(secret, b"listener", challenge, number)):
             raise ConnectionError("the process that answered does not belong to this job")
         connection.settimeout(None)
         keep_alive(connection)

@@ -332,7 +332,7 @@ class Module(torch.nn.Module):
         return NO_STATE
 
     def _replicas(self) -> list[Replica]:
-        """The parameters and buffers of which workers hold replicas."""
+        """The parameters and buffers, of which several workers may hold replicas."""
         return []
 
     def _distdl_module_setup(self, input: tuple) -> None:

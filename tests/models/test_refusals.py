@@ -98,7 +98,7 @@ REFUSED: dict[str, tuple[Callable[[Any, Tensor], Any], str]] = {
     "numbers for NumPy": (lambda m, y: y * float(y.detach().mean().numpy()), r"numpy\(\) needs the numbers.*y.detach"),
     "a sparse tensor": (lambda m, y: y.to_sparse(), "a sparse tensor, of one of shape"),
     "an error that is caught": (swallowed, "needs the numbers of a tensor"),
-    "a counter in an object": (in_an_object, r"Of\.config\.calls: was 0, is 1"),
+    "a counter in an object": (in_an_object, r"Of\.config\.calls: was 1, is 2"),
     "a size of a value": (lambda m, y: y[y > 0], "needs the numbers"),
 }
 if hasattr(torch.autograd.function.FunctionCtx, "set_output_grad_dtype"):  # since torch 2.15

@@ -58,8 +58,8 @@ CHANGED: dict[str, tuple[str, object, tuple[str, ...]]] = {
         ("a tensor that the model keeps: is lost",),
     ),
     "errors are made otherwise": (
-        f"{RECORDING}.record.numbers_needed",
-        without,
+        "gridwise.torch_internals.tracer.NEEDS_NUMBERS",
+        (),
         ("a branch on a value, whose error is caught: is lost",),
     ),
     "saved tensors are packed otherwise": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import warnings
 from collections.abc import Callable
@@ -16,9 +17,9 @@ from gridwise.torch_internals.tracer import (
     TracedTensor,
     TracedTensorMode,
     as_if_not_traced,
+    become,
     current_tracer,
     failures_not_logged,
-    fakes_of,
     is_tracing,
     lstm_states_fixed,
     make_fx,
@@ -66,8 +67,26 @@ def test_fakes_have_no_numbers_and_say_so() -> None:
         for asked in (x.sum().item, x.nonzero):
             with pytest.raises(NEEDS_NUMBERS):
                 asked()
-    made = mode.from_tensor(torch.zeros(5))
-    assert any(made is fake for fake in fakes_of(mode))
+        assert [str(error.func) for error in mode.unanswered] == [
+            "aten._local_scalar_dense.default",
+            "aten.nonzero.default",
+        ]
+        mode.answer = lambda operator, args, kwargs: 3.0 if args[0] is x else None
+        assert torch.ops.aten._local_scalar_dense.default(x) == 3.0
+        assert len(mode.unanswered) == 2
+
+
+def test_a_fake_becomes_real_for_all_that_refer_to_it() -> None:
+    cached = functools.lru_cache(lambda: torch.arange(4))
+    with TracedTensorMode():
+        kept = [cached(), cached()[1:]]
+    real = torch.arange(4)
+    for fake, value in zip(kept, [real.detach(), real[1:]], strict=True):
+        become(fake, value)
+    real[1] = 7
+    assert [type(x) for x in kept] == [Tensor, Tensor]
+    assert cached().tolist() == [0, 7, 2, 3]
+    assert kept[1].tolist() == [7, 2, 3]
 
 
 def test_a_model_does_not_see_that_it_is_traced() -> None:

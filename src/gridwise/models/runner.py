@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +37,7 @@ from .local_loss import watch_for_local_loss
 from .placement import Cut
 from .program import FailedCheck
 from .recorder import FunctionRecorder, Options, Run
+from .recording.digest import checksum_of
 from .recording.indices import problem_with
 from .recording.recording import Recording
 from .recording.state import Snapshot, modules_of
@@ -74,6 +75,12 @@ class State:
         modules = self.snapshot.modules.values()
         self.parameters = [p for m in modules for p in m._parameters.values() if p is not None]
         self.buffers = [b for m in modules for b in m._buffers.values() if b is not None]
+        self.reads = list[Tensor]()
+        """Tensors whose numbers have decided what was recorded in this state."""
+
+    def now_reads(self, tensors: Iterable[Tensor]) -> None:
+        """Add to `reads`."""
+        self.reads += [x for x in tensors if all(x is not each for each in self.reads)]
 
 
 class Runner(FunctionRecorder):
@@ -237,7 +244,9 @@ class Runner(FunctionRecorder):
 
     def _keep(self, bound: Bound, run: Run, inputs: InputStructures | None = None) -> None:
         """Keep a run for inputs of this structure, and for the state in which recording has left the modules."""
-        self._plans.add(self._structure(bound, self._state(), inputs), {"run": run})
+        state = self._state()
+        state.now_reads(run.recording.reads)
+        self._plans.add(self._structure(bound, state, inputs), {"run": run})
 
     # Recording and placing, all workers together
 
@@ -304,6 +313,7 @@ def quick_mode(state: State) -> Hashable:
     return (
         kinds,
         tuple(map(_dtypes, state.buffers)),
+        tuple(map(checksum_of, state.reads)),
         (records, torch.get_default_dtype(), torch.get_default_device(), current_wire()),
         tuple([(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]),
         sequential.get() is None,

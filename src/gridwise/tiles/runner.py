@@ -126,6 +126,7 @@ class TiledRunner:
             if len(self._kept) >= KEPT:
                 del self._kept[next(iter(self._kept))]
             state = self._state()  # in which recording has left the modules
+            state.now_reads(found.recording.reads)
             key = specs, tree, state.number, quick_mode(state), constants_of(self.call), device
             self._kept[key] = found
         return self._kept[key]

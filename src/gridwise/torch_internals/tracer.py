@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
@@ -13,9 +13,8 @@ import torch.fx
 from torch import Tensor
 from torch._decomp import decompositions
 from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch._subclasses.fake_tensor import FakeTensor as TracedTensor
-from torch._subclasses.fake_tensor import FakeTensorMode as TracedTensorMode
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing as untraced
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, track_tensor_tree
 from torch.fx.experimental.proxy_tensor import make_fx as make_fx
@@ -24,6 +23,29 @@ __all__ = ["NEEDS_NUMBERS", "TracedTensor", "TracedTensorMode", "make_fx", "untr
 
 NEEDS_NUMBERS = (DataDependentOutputException, DynamicOutputShapeException)
 """Raised by an operator whose result, or the size of it, depends on the values of a tensor; a fake has none."""
+
+
+class TracedTensorMode(FakeTensorMode):
+    """The mode of these fakes; an operator that needs numbers is asked of `answer`, and has failed if that gives None."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.answer: Callable[[Any, Sequence[Any], dict[str, Any]], Any] = lambda operator, args, kwargs: None
+        self.unanswered: list[Exception] = []
+        """The errors of operators that failed, even if the model's code has caught them."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before = len(self.unanswered)
+        try:
+            return super().__torch_dispatch__(func, types, args, kwargs or {})
+        except NEEDS_NUMBERS as error:
+            answer = self.answer(func, args, kwargs or {})
+            if answer is None:
+                if error not in self.unanswered:
+                    self.unanswered.append(error)
+                raise
+            del self.unanswered[before:]
+            return answer
 
 
 def is_tracing() -> bool:
@@ -37,9 +59,19 @@ def current_tracer() -> Any:
     return mode.tracer
 
 
-def node_of(x: Tensor) -> torch.fx.Node:
-    """The node whose value is `x`, in the graph that is being made."""
-    return get_proxy_slot(x, current_tracer()).proxy.node
+def node_of(x: Tensor, tracer: Any = None) -> torch.fx.Node:
+    """The node whose value is `x`, in the graph that is being made, or that `tracer` has made; a KeyError if none is."""
+    found: Any = get_proxy_slot(x, tracer or current_tracer(), None)
+    if found is None:
+        raise KeyError("the tensor is not in the graph")
+    return found.proxy.node
+
+
+def become(fake: Tensor, real: Tensor) -> None:
+    """Make a fake the tensor `real`, for all that refer to it; `real` is the fake then."""
+    fake.__class__, real.__class__ = real.__class__, fake.__class__
+    fake.__dict__, real.__dict__ = real.__dict__, fake.__dict__
+    torch._C._swap_tensor_impl(fake, real)
 
 
 def noted_call(function: Callable[..., Any], args: tuple[Any, ...], result: Any) -> None:
@@ -54,11 +86,6 @@ def noted_call(function: Callable[..., Any], args: tuple[Any, ...], result: Any)
     with untraced():
         proxy = tracer.create_proxy("call_function", function, tuple(map(proxied, args)), {})
         track_tensor_tree(result, proxy, constant=None, tracer=tracer)
-
-
-def fakes_of(mode: TracedTensorMode) -> list[Tensor]:
-    """The fakes that a mode keeps itself, of real tensors."""
-    return list(mode.fake_tensor_converter.tensor_memo.values())
 
 
 def as_if_not_traced() -> AbstractContextManager[object]:

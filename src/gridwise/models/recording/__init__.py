@@ -6,6 +6,8 @@ tracing        all code that depends on torch's tracer
 interception   what a graph would lose of a model's code: kept, or refused by name; `regions`: checkpoints and Functions
 checks         checks on values, whose one side only raises (`branches`)
 gradients      gradients that the model's code asks for itself
+numbers        what tensors that depend on no input hold, when the model's code asks; `keeping`: what it keeps of them
+digest         checksums of recordings
 lines          where in the user's code something happens, and whose error an error is
 state          what modules hold, compared and restored
 containers     any nesting of tensors, flattened and rebuilt; `contents`: what values were, compared and restored

@@ -35,10 +35,11 @@ from ...torch_internals.modules import (
     has_backward_hooks,
 )
 from ...torch_internals.operators import assert_async
-from ...torch_internals.tracer import NEEDS_NUMBERS, TracedTensor, as_if_not_traced
+from ...torch_internals.tracer import TracedTensor, as_if_not_traced
 from .checks import ANSWERED, QUOTES, Checks
 from .gradients import note_gradients, note_requires_grad
 from .lines import calls_model, current_line
+from .numbers import KnownNumbers
 from .regions import Regions
 
 
@@ -49,6 +50,8 @@ class Calls:
         self.checks = checks
         self.names = {id(module): name for name, module in modules.items()}
         self.stack: list[str] = []
+        self.numbers: KnownNumbers | None = None
+        """Those of the tensors of the call."""
 
     @property
     def path(self) -> str:
@@ -106,6 +109,11 @@ class _AsEager(TorchFunctionMode):
             raise refusal("backward()", self.calls.path, current_line())
         if given.get("is_grads_batched"):
             raise refusal("gradients of several cotangents at once (is_grads_batched)", self.calls.path, current_line())
+        name, numbers = getattr(function, "__name__", ""), self.calls.numbers
+        if name in READING and numbers is not None:
+            numbers.note(args[1] if name in INDEXING else args, name in INDEXING)
+            if name in AS_NUMBERS and isinstance(args[0], TracedTensor):
+                return numbers.called(function, args[0], *args[1:], **given)
         if function in ANSWERED:
             return self.calls.checks.answer(function, args, given, sys._getframe(1))
         if self.calls.checks.has_failed and function in QUOTES:
@@ -119,7 +127,7 @@ class _AsEager(TorchFunctionMode):
             del given["generator"]
         elif isinstance(generator, torch.Generator):
             raise refusal("the numbers of a generator (generator=)", self.calls.path, current_line())
-        if getattr(function, "__name__", "") in DROPOUTS:
+        if name in DROPOUTS:
             x, p, on = (*args, *(given.get(key) for key in ("input", "p", "training")[len(args) :]))[:3]
             if on is False or given.get("train") is False or p == 0:
                 return x
@@ -135,6 +143,12 @@ DROPOUTS = {f"{kind}dropout{end}" for kind in ("", "alpha_", "feature_", "featur
 DROPOUTS |= {"dropout1d", "dropout2d", "dropout3d"}
 
 
+AS_NUMBERS = ("tolist", "numpy", "__array__")
+"""Methods that give the numbers of a tensor, without an operator."""
+INDEXING = ("__getitem__", "__setitem__")
+READING = {"item", "equal", "allclose", "is_nonzero", "__bool__", "__int__", "__float__", "__complex__", "__index__"}
+READING |= {*AS_NUMBERS, *INDEXING}
+"""Functions that may read numbers of tensors; the tracer does not tell of those that are real."""
 GLOBAL_HOOKS = [f"_global_{when}_hooks" for when in ("forward", "forward_pre", "backward", "backward_pre")]
 SEEDS = ("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all")
 SEEDING = "a seed, or a state, of torch's generator"
@@ -155,7 +169,6 @@ def intercepting(modules: Mapping[str, torch.nn.Module], calls: Calls, regions: 
     inference, context = torch.autograd.grad_mode.inference_mode, torch.autograd.function.FunctionCtx
     replaced: list[tuple[Any, str, object]] = [
         *((Tensor, name, _refusing(f"{name} of a tensor", calls)) for name in TENSOR_HOOKS),
-        (Tensor, "numpy", _numpy(Tensor.numpy)),
         (torch.autograd.graph.saved_tensors_hooks, "__enter__", _refusing("saved_tensors_hooks", calls)),
         (inference, "__enter__", _without_grad),
         (inference, "__exit__", _as_before),
@@ -197,16 +210,6 @@ def _refusing(what: str, calls: Calls) -> Callable[..., NoReturn]:
         raise refusal(what, calls.path, current_line())
 
     return refuse
-
-
-def _numpy(original: Callable[..., Any]) -> Callable[..., Any]:
-    @calls_model
-    def numpy(x: Tensor, *args: object, **kwargs: object) -> Any:
-        if isinstance(x, TracedTensor):
-            raise NEEDS_NUMBERS[0]("numpy()")  # type: ignore[arg-type]
-        return original(x, *args, **kwargs)
-
-    return numpy
 
 
 class _DefaultGenerator(torch.Generator):

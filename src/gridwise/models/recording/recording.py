@@ -84,6 +84,8 @@ class Recording:
     returned: Tree
     """The containers that the model returns; their tensors are the outputs of the graph."""
     digest: int
+    reads: tuple[Tensor, ...] = ()
+    """The buffers, and other tensors that the model does not change, whose numbers have decided what was recorded."""
     regions: dict[int, GraphRegion] = field(default_factory=dict)
 
     def outputs(self, tensors: Sequence[Any]) -> Any:
@@ -109,11 +111,22 @@ def memory_of(node: torch.fx.Node) -> int | None:
     return storage_key(value) if isinstance(value, Tensor) else None
 
 
+def memories_of(node: torch.fx.Node) -> list[int]:
+    """The identifiers of the storages of a node's tensors."""
+    return list(map(storage_key, tensors_in(node.meta.get("val"))))
+
+
 def arguments_of(node: torch.fx.Node, op: OpOverload) -> dict[str, Any]:
     """The arguments that a node passes to an operator, by name, in the schema's order; None where it passes none."""
     names = [argument.name for argument in schema_of(op).arguments]
     given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
     return {name: given.get(name) for name in names}
+
+
+def erase(node: torch.fx.Node) -> None:
+    """Remove a node that nobody uses."""
+    node.graph.erase_node(node)
+    node.meta.clear()  # otherwise its fake would seem to be kept by the model's code
 
 
 def nodes_in(value: Any) -> list[torch.fx.Node]:

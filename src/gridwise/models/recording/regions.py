@@ -16,6 +16,7 @@ from torch.autograd.function import BackwardCFunction
 from ...torch_internals.tracer import is_tracing, node_of
 from .containers import Tree, flatten, unflatten
 from .lines import calls_model, current_line
+from .numbers import KnownNumbers
 from .recording import Backward, GraphRegion
 from .tracing import Fakes, trace
 
@@ -195,5 +196,11 @@ def _recorded(call: _FunctionCall, fakes: Fakes) -> Backward:
         inputs.extend(name for name, _ in found)
         return [g for _, g in found]
 
-    module = trace(backward, fakes, [*held, *gradients], lambda meta: meta.update(line=current_line() or call.line))
+    names = [
+        *(f"tensor {i} of the context" for i in range(len(held))),
+        *(f"gradient {i}" for i in range(len(gradients))),
+    ]
+    numbers = KnownNumbers(dict.fromkeys(names))
+    line = lambda meta: meta.update(line=current_line() or call.line)  # noqa: E731
+    module = trace(backward, fakes, [*held, *gradients], line, numbers)
     return Backward(call.kind, module, call.nodes, call.output_nodes, tuple(inputs))

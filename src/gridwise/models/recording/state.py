@@ -72,6 +72,15 @@ class Change:
     """The value itself."""
     contents: Any
     """A copy of it, as long as it may yet change; see `refilled`."""
+    held: dict[str, Any]
+    """The dict that holds it."""
+
+    def apply(self) -> None:
+        """Make the change again, after it was restored."""
+        if self.after is ABSENT:
+            self.held.pop(self.name, None)
+        else:
+            self.held[self.name] = refilled(self.after, self.contents)
 
 
 class Snapshot:
@@ -126,12 +135,13 @@ class Snapshot:
             for key in {**was, **now}:
                 if key in INNER and isinstance(was.get(key), dict):
                     inner = {**was[key], **now[key]}
-                    pairs = [(name, was[key].get(name, ABSENT), now[key].get(name, ABSENT)) for name in inner]
+                    held, names, earlier = now[key], list(inner), was[key]
                 else:
-                    pairs = [(key, was.get(key, ABSENT), now.get(key, ABSENT))]
-                for name, before, after in pairs:
+                    held, names, earlier = now, [key], was
+                for name in names:
+                    before, after = earlier.get(name, ABSENT), held.get(name, ABSENT)
                     if not same(before, after):
-                        yield Change(path, name, before, after, copied(after))
+                        yield Change(path, name, before, after, copied(after), held)
 
     def restore(self) -> None:
         """Restore everything: the same objects, with their earlier contents."""

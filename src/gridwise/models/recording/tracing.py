@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
-from types import FrameType
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -22,19 +20,17 @@ from torch import Tensor
 from ...torch_internals.modes import without_modes, without_saved_tensor_hooks
 from ...torch_internals.operators import OpOverload, composite_operators, is_cast_by_autocast, schema_of
 from ...torch_internals.tracer import (
-    NEEDS_NUMBERS,
     TracedTensor,
     TracedTensorMode,
     current_tracer,
-    fakes_of,
     lstm_states_fixed,
     make_fx,
 )
 from ..rules.composed import compositions
 from ..rules.pointwise import is_pointwise
 from ..rules.table import rule_for
-from .containers import flatten
 from .lines import calls_model
+from .numbers import KnownNumbers
 
 
 @dataclass(frozen=True)
@@ -80,12 +76,14 @@ def trace(
     fakes: Fakes,
     inputs: Sequence[Tensor],
     note: Callable[[dict[str, Any]], None],
+    numbers: KnownNumbers,
 ) -> torch.fx.GraphModule:
     """The graph of ``function(*inputs)``; `note` adds to the meta of every node when it is created."""
 
     @calls_model
     def annotated(*inputs: Tensor) -> Sequence[Tensor]:
         tracer = current_tracer()
+        numbers.follow(tracer, fakes.mode)
         make = tracer.create_node
 
         def create_node(*args: object, **kwargs: object) -> torch.fx.Node:
@@ -104,7 +102,9 @@ def trace(
     }
     apart |= {op: function for op, function in compositions().items() if rule_for(op) is None}
     with fakes.mode, lstm_states_fixed(calls_model):
-        return make_fx(annotated, apart, pre_dispatch=True, tracing_mode="real")(*inputs)
+        module = make_fx(annotated, apart, pre_dispatch=True, tracing_mode="real")(*inputs)
+    numbers.fold(module, fakes.mode)
+    return module
 
 
 @cache
@@ -131,22 +131,6 @@ def undisturbed() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def numbers_needed() -> Iterator[list[Exception]]:
-    """The errors that operators raise in the body because values are missing, even if the model's code catches them."""
-    found: list[Exception] = []
-    with ExitStack() as stack:
-        for kind in NEEDS_NUMBERS:
-            init = kind.__init__
-
-            def noted(self: Exception, *args: object, init: Callable[..., None] = init) -> None:
-                init(self, *args)
-                found.append(self)
-
-            stack.enter_context(patch.object(kind, "__init__", noted))
-        yield found
-
-
 def is_fake(x: object) -> bool:
     return isinstance(x, TracedTensor)
 
@@ -161,18 +145,3 @@ def without_collection() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-def kept_fakes(fakes: Fakes, graphs: Sequence[torch.fx.Graph]) -> list[Tensor]:
-    """The fakes of a recording that are referenced from outside its graphs."""
-    gc.collect(0)  # frees reference cycles; survivors move to generation 1
-    ours = {id(x) for graph in graphs for node in graph.nodes for x in flatten(node.meta.get("val"))[0]}
-    ours |= set(map(id, fakes_of(fakes.mode)))
-    made = gc.get_objects(generation=1)
-    return [x for x in made if type(x) is TracedTensor and x.fake_mode is fakes.mode and id(x) not in ours]
-
-
-def owner_of(fake: Tensor, besides: object) -> str:
-    """The type of an object that references a fake."""
-    owners = [owner for owner in gc.get_referrers(fake) if owner is not besides and not isinstance(owner, FrameType)]
-    return f"a {type(owners[0]).__name__}" if owners else "something"

@@ -100,7 +100,7 @@ def like_a_tensor(call: Call) -> Placed:
 
 
 def _around(call: Call) -> Placed:
-    """Numbers whose distribution is given by tensors, which have no gradient."""
+    """KnownNumbers whose distribution is given by tensors, which have no gradient."""
     placed = by_needs(call)
 
     def run(stream: RandomStream, *tensors: Tensor) -> Any:

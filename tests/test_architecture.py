@@ -74,3 +74,11 @@ def test_workers_agree_in_one_place() -> None:
     assert outside == numbers
     within = {path for path in callers if path.startswith("gridwise/comm/")}
     assert within == {"gridwise/comm/agreement.py"}
+
+
+def test_the_map_has_as_many_walks_as_it_says() -> None:
+    text = MAP.read_text()
+    (said,) = re.findall(r"^## (\w+) walks$", text, flags=re.MULTILINE)
+    walks = text.partition(" walks\n")[2].partition("\n## ")[0]
+    numbers = ("one", "two", "three", "four", "five", "six", "seven", "eight")
+    assert numbers.index(said.lower()) + 1 == len(re.findall(r"^\*\*An? ", walks, flags=re.MULTILINE))

@@ -18,6 +18,7 @@ ZOO = ("vae_decode", "unet3d")
 LONG = (
     "checkpoint",
     "fourier_operator",
+    "larger_than_memory",
     "plan",
     "seams",
     "volume_training",
@@ -30,8 +31,13 @@ LONG = (
 )
 
 
+ARGUMENTS = {"larger_than_memory": ("--size", "64")}
+"""Of those that take minutes without."""
+
+
 def run(name: str, folder: Path) -> None:
-    command, environment = [sys.executable, str(EXAMPLES / f"{name}.py")], {"OMP_NUM_THREADS": "1", **os.environ}
+    command = [sys.executable, str(EXAMPLES / f"{name}.py"), *ARGUMENTS.get(name, ())]
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.strip()

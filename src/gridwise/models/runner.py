@@ -28,6 +28,7 @@ from ..nn.engine.plans import PLANS_KEPT, LayerPlans
 from ..nn.parameters.blocks import spread_over
 from ..nn.parameters.gradient_wire import current_wire
 from ..nn.parameters.replicas import Replica, agree_replicas, is_due
+from ..nn.parameters.whole_tensor import refuse_fully_shard
 from ..nn.windows.windowed_layer import as_batch
 from ..operators.formats import memory_format_of
 from ..partition import CartesianPartition
@@ -227,8 +228,10 @@ class Runner(FunctionRecorder):
             if state.snapshot.holds():
                 return state
         self._count += 1
-        self._states.append(State(self._count, Snapshot(modules_of(self.roots))))
-        return self._states[-1]
+        state = State(self._count, Snapshot(modules_of(self.roots)))
+        refuse_fully_shard(self.says, state.snapshot.modules.values(), state.parameters)
+        self._states.append(state)
+        return state
 
     def _mode(self, state: State) -> Hashable:
         """What must be equal on all workers besides the inputs."""

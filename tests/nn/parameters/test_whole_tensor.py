@@ -118,3 +118,20 @@ def test_parameters_that_are_sharded_in_place_refuse_blocks() -> None:
         fully_shard(torch.nn.Sequential(split), mesh=mesh)
     whole = gridwise.nn.DistributedLinear(world.create_cartesian_topology_partition([2, 1]), 4, 1, bias=False)
     fully_shard(whole, mesh=mesh)
+
+
+@workers(2, transports=("gloo",))
+def test_fully_shard_around_and_in_a_distributed_model_is_refused() -> None:
+    world = gridwise.world()
+    P_x, mesh = (
+        world.create_cartesian_topology_partition([2, 1]),
+        DeviceMesh.from_group(world.transport.group_of(world.team), "cpu"),
+    )
+    for parameters in ("whole", "cut"):
+        model = gridwise.distribute(torch.nn.Sequential(torch.nn.Linear(4, 4)), P_x, parameters=parameters)
+        around = torch.nn.Sequential(torch.nn.Linear(4, 4), model)
+        other = gridwise.distribute(torch.nn.Sequential(torch.nn.Linear(4, 4)), P_x, parameters=parameters)
+        for called, sharded in ((around, around), (other, other[0])):
+            fully_shard(sharded, mesh=mesh)
+            with pytest.raises(gridwise.errors.UnsupportedError, match=r"(?s)fully_shard has .* parameters='cut'"):
+                called(torch.ones(2, 4))

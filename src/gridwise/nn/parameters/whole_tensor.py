@@ -10,13 +10,18 @@ parameters: a hook that torch runs when a module becomes part of another refuses
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable
+from types import FrameType
+from typing import TypeGuard
+
 import torch
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ...errors import PartitionError, UnsupportedError
 from ...grid import Layout
-from .blocks import placement_of
+from .blocks import BlockParameter, placement_of
 from .elementwise import reason_against
 
 OF_ALL_PARAMETERS = {
@@ -85,6 +90,32 @@ def refuse_dtensor(name: str, value: object, layout: Layout) -> None:
         raise _not_replicated(
             "a DTensor (of fully_shard or replicate) is a part of one tensor on all workers", name, layout
         )
+
+
+def refuse_fully_shard(says: str, modules: Iterable[torch.nn.Module], parameters: Iterable[torch.Tensor]) -> None:
+    """Raise `UnsupportedError` if `fully_shard` manages parameters of a distributed model, by itself or from around it.
+
+    While the model runs, it puts tensors of its own into their place.
+    """
+    if "torch.distributed.fsdp" not in sys.modules or all(isinstance(p, BlockParameter) for p in parameters):
+        return
+    inside = list(modules)
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if _is_fully_sharded(caller) and any(part is inside[0] for part in caller.modules()):
+            inside.append(caller)
+        frame = frame.f_back
+    if any(map(_is_fully_sharded, inside)):
+        raise UnsupportedError(
+            f"{says}: fully_shard has taken its parameters, and would average gradients that are sums.",
+            fix="leave fully_shard out: gridwise.distribute(model, P_x, parameters='cut') cuts parameters, gradients and "
+            "the optimiser's states over the workers.",
+        )
+
+
+def _is_fully_sharded(module: object) -> TypeGuard[torch.nn.Module]:
+    return isinstance(module, torch.nn.Module) and "FSDPModule" in {kind.__name__ for kind in type(module).__mro__}
 
 
 def _not_replicated(what: str, name: str, layout: Layout) -> UnsupportedError:

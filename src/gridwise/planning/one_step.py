@@ -21,6 +21,7 @@ from ..costs.machine import Machine
 from ..errors import PartitionError
 from ..grid import Layout
 from ..models import DistributedModel, distribute
+from ..models.distribute import ParametersOption
 from ..models.model import runner_of
 from ..models.recorder import Run
 from ..models.recording import Recording
@@ -58,6 +59,7 @@ class PlannedStep:
     dtype: torch.dtype = torch.float32
     loss: Loss | None = None
     optimizer: Optimizer | None = None
+    parameters: ParametersOption = "whole"
     recordings: list[Recording] = field(default_factory=list)
     optimised: dict[Hashable, OptimiserStep] = field(default_factory=dict)
     """By the shapes of the parameters, which are mostly the same on all workers."""
@@ -87,7 +89,9 @@ def step(task: PlannedStep, P_x: Partition) -> StepRecord:
     transport = P_x.transport
     assert isinstance(transport, CountingTransport)
     ledger, rank = transport.ledger, transport.rank
-    placed = distribute(copy.deepcopy(task.model), P_x)  # each worker has parameters of its own
+    placed = distribute(
+        copy.deepcopy(task.model), P_x, parameters=task.parameters
+    )  # each worker has parameters of its own
     ledger.entries[rank].clear()
     layout = Layout.balanced(P_x.grid, task.shape)
     x = torch.empty(layout.block(rank).shape, dtype=task.dtype)

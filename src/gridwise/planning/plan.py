@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar, overload
 
@@ -23,6 +24,7 @@ from ..comm.transports.counting import Entry, Ledger
 from ..costs.machine import Machine, find_machine
 from ..errors import PartitionError
 from ..memory_sizes import number_of_bytes
+from ..models.distribute import ParametersOption
 from ..partition import Partition, world
 from .layer_names import layer_of
 from .one_step import Loss, Optimizer, PlannedStep, StepRecord, meta_copy, step
@@ -46,6 +48,7 @@ def plan(
     loss: Loss | None = ...,
     dtype: torch.dtype = ...,
     optimizer: Optimizer | None = ...,
+    parameters: ParametersOption = ...,
     machine: Machine | str | Path | None = ...,
 ) -> Plan: ...
 
@@ -61,6 +64,7 @@ def plan(
     loss: Loss | None = ...,
     dtype: torch.dtype = ...,
     optimizer: Optimizer | None = ...,
+    parameters: ParametersOption = ...,
     machine: Machine | str | Path | None = ...,
 ) -> Ranking: ...
 
@@ -75,6 +79,7 @@ def plan(
     loss: Loss | None = None,
     dtype: torch.dtype = torch.float32,
     optimizer: Optimizer | None = None,
+    parameters: ParametersOption = "whole",
     machine: Machine | str | Path | None = None,
 ) -> Plan | Ranking:
     """What a training step of `model` on a grid of workers costs: memory, time, bytes, messages, balance.
@@ -92,6 +97,7 @@ def plan(
     loss : ``loss(P_y, y)`` computes the loss from the output `y` on `P_y`; by default backward starts from the output
     dtype : of the input
     optimizer : makes an optimiser from the parameters, as ``torch.optim.AdamW`` does; its states count as memory
+    parameters : "whole" or "cut", as for `gridwise.distribute`
     machine : how fast the workers are: the name of a shipped machine, a TOML file (`gridwise doctor --calibrate` writes
         one), or a `Machine`; by default the one that was measured here, if any
 
@@ -116,7 +122,7 @@ def plan(
     if not isinstance(dtype, torch.dtype):
         raise PartitionError(f"plan: `dtype` (={dtype!r}) is no torch.dtype.")
     known = find_machine(machine)
-    task = PlannedStep(meta_copy(model), shape, known, dtype, loss, optimizer)
+    task = PlannedStep(meta_copy(model), shape, known, dtype, loss, optimizer, parameters)
     if grid is None and isinstance(workers, int):
         limit = known.memory if memory is None else number_of_bytes(memory)
         return search(task, _numbers("workers", [workers], 1)[0], limit, plan_grid)
@@ -148,7 +154,14 @@ def plan_grid(task: PlannedStep, grid: tuple[int, ...], workers: Sequence[int] |
 
     roles: Roles | None = None
     if workers is None and size > RUN_ALL_UP_TO:
-        roles = find_roles(grid, run, task.shape)
+        if task.parameters == "cut":  # blocks of parameters differ between workers, but hardly in what they cost
+            task = replace(task, parameters="whole")
+            roles = replace(find_roles(grid, run, task.shape), exact=False)
+            task = replace(task, parameters="cut")
+            records.clear()
+            ledger.entries.clear()
+        else:
+            roles = find_roles(grid, run, task.shape)
     weights = roles.weights if roles else dict.fromkeys(range(size) if workers is None else workers, 1)
     for rank in weights:
         run(rank)

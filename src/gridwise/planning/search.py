@@ -214,7 +214,11 @@ def _what_would_fit(
     half = torch.bfloat16
     again = replace(task, model=checkpointed(task.model), recordings=[])
     small = replace(task, model=meta_copy(task.model).to(half), dtype=half, recordings=[])
+    cut = (
+        [("parameters are cut (parameters='cut')", replace(task, parameters="cut"))] if task.parameters != "cut" else []
+    )
     for words, changed in (
+        *cut,
         ("layers are computed again in backward (checkpointing)", again),
         ("it is in bfloat16", small),
     ):

@@ -79,8 +79,8 @@ def test_one_gather_runs_ahead_in_both_directions() -> None:
         transport, move = gridwise.world().transport, gridwise.world().transport.move
 
         def noted(sends: Any, receives: Any, dtype: Any, what: str = "", add: bool = False) -> Any:
-            pending, what = move(sends, receives, dtype, what, add), what.partition(" of the ")[0]
-            if "." not in what or what.startswith(("the adjoint", "attention")):
+            pending, what = move(sends, receives, dtype, what, add), what.partition(" of the distributed ")[0]
+            if not what.startswith("the g"):
                 return pending
             order.append(f"+{what}")
 

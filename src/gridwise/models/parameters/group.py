@@ -34,7 +34,7 @@ class GatherGroup:
         self.workers, self.name, self.nbytes = workers, name, nbytes
         self.shapes = [spread.shape for spread in spreads]
         self.moves: list[Move] = [
-            move_along(spread.layout, everything(spread.layout), workers, name) for spread in spreads
+            move_along(spread.layout, everything(spread.layout), workers, f"the gather of {name}") for spread in spreads
         ]
 
     def begin(self, blocks: Sequence[Tensor], into: Sequence[Tensor] | None = None) -> tuple[Request, Sequence[Tensor]]:
@@ -48,7 +48,9 @@ class GatherGroup:
         ]
         sends = by_peer([move.sends for move in self.moves], blocks)
         receives = by_peer([move.receives for move in self.moves], wholes)
-        pending = self.workers.transport.move([*sends.items()], [*receives.items()], blocks[0].dtype, self.name)
+        pending = self.workers.transport.move(
+            [*sends.items()], [*receives.items()], blocks[0].dtype, self.moves[0].name
+        )
         for move, block, whole in zip(self.moves, blocks, wholes, strict=True) if into is None else ():
             for source, target in move.kept:
                 put(target(whole), source(block), add=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,7 @@ from torch import Tensor
 
 import gridwise
 from gridwise.models.rules import attention
+from gridwise.operators import streamed_attention
 from gridwise.testing import check_equal_to_sequential, workers
 
 attend = F.scaled_dot_product_attention
@@ -88,6 +90,38 @@ def test_dropout_is_the_same_in_turn(is_causal: bool, monkeypatch: pytest.Monkey
         torch.testing.assert_close(y, sequential(x)[gridwise.local_slice(P, x.shape)])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other)
+
+
+@workers(3, transports=("mpi",))
+def test_queries_that_broadcast_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "LARGE", 0)
+    P = gridwise.world().create_cartesian_topology_partition([1, 3, 1])
+    sequential = Of(lambda q, k, v: attend(q[:1] * 1, k * 1, v * 1, is_causal=True))
+    x = torch.randn(2, N, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    check_equal_to_sequential(gridwise.distribute(sequential, P, example=x), sequential, x, P)
+
+
+@workers(4, transports=("mpi",))
+@pytest.mark.parametrize("extent", [32, 35])
+def test_causal_work_in_turn_is_the_same_for_all(extent: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "LARGE", 0)
+    for name in ("ROWS", "COLUMNS", "SCORES"):
+        monkeypatch.setattr(streamed_attention, name, 1)
+    computed = []
+
+    class Counted(attention.StreamedAttention):
+        def _scores(self, *given: Any) -> Tensor:
+            scores = super()._scores(*given)
+            computed.append(scores.numel())
+            return scores
+
+    monkeypatch.setattr(attention, "StreamedAttention", Counted)
+    P, shape = gridwise.world().create_cartesian_topology_partition([1, 4, 1]), (1, extent, 2)
+    x = torch.randn(shape, dtype=torch.float64)[gridwise.local_slice(P, shape)]
+    gridwise.distribute(lambda x: attend(x * 1, x * 2, x * 3, is_causal=True), P)(x)
+    counts = [int(each[0]) for each in P.allgather_data(np.array([sum(computed)]))]
+    assert sum(counts) == extent * (extent + 1) // 2
+    assert max(counts) - min(counts) <= extent
 
 
 @workers(3, transports=("mpi",))

@@ -121,7 +121,8 @@ class StreamedAttention:
             _rows(dv, columns).add_(kept.transpose(-2, -1) @ of_y)
             ds = (of_y @ _rows(values, columns).transpose(-2, -1)).mul_(kept)
             ds = ds.sub_(shares.mul_(_rows(delta, rows)))
-            _rows(dq, rows).add_(ds @ _rows(keys, columns), alpha=self.spec.scale)
+            of_queries = _rows(dq, rows)
+            of_queries.add_((ds @ _rows(keys, columns)).sum_to_size(of_queries.shape), alpha=self.spec.scale)
             _rows(dk, columns).add_(ds.transpose(-2, -1) @ own, alpha=self.spec.scale)
             if dmask is not None:
                 part = _of_mask(dmask, rows, columns)

@@ -58,9 +58,11 @@ class PrintsAsTables:
         Console(file=text, width=max(110, *widths), force_jupyter=False).print(self)
         return text.getvalue().rstrip()
 
+    def _html_tables(self) -> list[str]:
+        return [html_table(*table, left=self._words, has_total=self._has_total) for table in self._tables()]
+
     def _repr_html_(self) -> str:
-        tables = [html_table(*table, left=self._words, has_total=self._has_total) for table in self._tables()]
-        return "".join([*tables, *(f"<p>{escape_html(line)}</p>" for line in self._notes())])
+        return "".join([*self._html_tables(), *(f"<p>{escape_html(line)}</p>" for line in self._notes())])
 
 
 def readable(size: int) -> str:

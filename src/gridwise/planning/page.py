@@ -13,6 +13,7 @@ from typing import Any
 
 from ..comm.transports.counting import Entry
 from ..grid import Grid, Layout
+from ..html import STYLE
 from ..local_path import local_path
 from .layer_names import layer_of
 from .one_step import StepRecord
@@ -48,7 +49,8 @@ def page(what: Plan | Ranking, traced: Traced | None = None) -> str:
         "ranking": _ranking(ranking) if ranking else None,
         "traced": _traced(plan, traced) if traced else None,
     }
-    return TEMPLATE.read_text(encoding="utf-8").replace("{{data}}", as_script(data))
+    template = TEMPLATE.read_text(encoding="utf-8").replace("{{style}}", STYLE)
+    return template.replace("{{data}}", as_script(data))
 
 
 def as_script(data: object) -> str:

@@ -10,7 +10,9 @@ import numpy as np
 
 from ..planning.report import Plan, Worker
 from ..tables import spelt, unit_for
+from ..tiles import TilePlan
 from .owners import new_figure, saved
+from .planned_tiles import planned_tiles
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,14 +23,15 @@ SHOWN = 16
 """How many layers get a bar: those that send most."""
 
 
-def planned(plan: Plan, path: str | Path | None = None) -> Figure:
+def planned(plan: Plan | TilePlan, path: str | Path | None = None) -> Figure:
     """Draw a plan: bytes sent and memory of each worker on the grid, and bytes per layer; save it as `path` if given.
 
-    The map shows the two longest axes of the grid, and the largest value along the others.
+    The map shows the two longest axes of the grid, and the largest value along the others. Of a plan of tiles: the time
+    of each stage, what its tiles hold, and what is stored.
 
     Parameters
     ----------
-    plan : from `gridwise.plan`
+    plan : from `gridwise.plan`, or from the `plan` of a tiled model
     path : where to save the picture
 
     Examples
@@ -36,6 +39,8 @@ def planned(plan: Plan, path: str | Path | None = None) -> Figure:
     >>> plan = gridwise.plan(torch.nn.Conv2d(1, 4, 3, padding=1), (1, 1, 4, 8), (1, 1, 64, 64))
     >>> figure = gridwise.show.planned(plan)
     """
+    if isinstance(plan, TilePlan):
+        return planned_tiles(plan, path)
     figure = new_figure(13, 4)
     sent, memory, layers = figure.subplots(1, 3, width_ratios=(1, 1, 1.3))
     _map(sent, plan, "sent per step", lambda worker: worker.sent)

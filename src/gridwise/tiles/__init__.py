@@ -7,7 +7,7 @@ schedule   which values are stored, and how large tiles are (`cone`: what a tile
 execute    forward, tile by tile, and backward (`differentiate`); `arrays`: what is stored, and where; `targets`: where
            results go
 autograd_functions   backwards that the model's own code says
-plan       what a call will do
+plan       what a call will do, and how long it takes (`timing`)
 """
 
 from .plan import TilePlan as TilePlan

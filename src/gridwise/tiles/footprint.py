@@ -35,7 +35,7 @@ def _passing(stage: Stage, sizes: Mapping[GlobalValue, int], hulls: Mapping[Glob
     for operation, freed in zip(stage.operations, reversed(frees), strict=True):
         made = sum(sizes.get(value, 0) for value in operation.outputs)
         most = max(most, held + made + workspace(operation, hulls))
-        held += made - sum(sizes[value] for value in freed if not value.is_fixed)
+        held += made - sum(sizes.get(value, 0) for value in freed if not value.is_fixed)
     return most
 
 

@@ -111,7 +111,7 @@ class TiledRunner:
             return self.limits.device
         held = (x for root in self.roots.values() for x in (*root.parameters(), *root.buffers()))
         found = next((x.device for x in held), None)
-        return found or next((x.device for x in leaves if isinstance(x, Tensor)), torch.device("cpu"))
+        return found or next((x.device for x in leaves if isinstance(x, Tensor) and not x.is_meta), torch.device("cpu"))
 
     # Recording and scheduling
 

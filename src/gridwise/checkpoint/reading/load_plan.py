@@ -19,6 +19,7 @@ from ..consensus import MOST_NAMED
 from ..format.manifest import Manifest, StoredTensor
 from ..format.values import decoded, unescaped
 from ..state.key_tree import KeyNode, find, tree_of
+from ..state.optimisers import names_of_parameters
 from . import available_memory
 from .chunk_reads import Want
 from .shared_memory_targets import overlaps_itself
@@ -40,8 +41,13 @@ class LoadPlanner:
         self.manifest, self.into, self.cast = manifest, into, cast
         self.rank, self.place, self.workers = rank, place, workers
         self.plan = ReadPlan()
-        self._made: dict[int, Tensor] = {}
+        self.made: dict[int, Tensor] = {}
         self._new_bytes = 0
+
+    @cached_property
+    def names(self) -> dict[int, str]:
+        """The names of all parameters in `into`, by their `id`."""
+        return names_of_parameters(self.into)
 
     # The checkpoint as a tree
 

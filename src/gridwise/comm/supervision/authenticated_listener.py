@@ -170,7 +170,9 @@ def _through(connection: socket.socket, secret: bytes) -> socket.socket:
         number, deadline = secrets.token_bytes(NONCE), time.monotonic() + PROOF_SECONDS
         challenge = _exactly(connection, NONCE, deadline)
         connection.sendall(number + _proof(secret, b"caller", challenge, number))
-        if not hmac.compare_digest(_exactly(connection, PROOF, deadline), _proof(secret, b"listener", challenge, number)):
+        if not hmac.compare_digest(
+            _exactly(connection, PROOF, deadline), _proof(secret, b"listener", challenge, number)
+        ):
             raise ConnectionError("the process that answered does not belong to this job")
         connection.settimeout(None)
         keep_alive(connection)

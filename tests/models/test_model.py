@@ -177,11 +177,11 @@ def test_batches_of_any_size_and_what_is_left_of_the_last() -> None:
 @workers(2, transports=("mpi",))
 def test_methods_share_parameters() -> None:
     model, sequential, x, P = pair(methods=("encode", "decode"), example={"decode": (3, 4, 6, 4)})
-    assert model.decode.P_y.shape == (1, 1, 2, 1)
+    assert model.P_of("decode").shape == (1, 1, 2, 1)
     z, expected = model.encode(block(x, P), scale=3.0), sequential.encode(x, scale=3.0)
-    torch.testing.assert_close(z, block(expected, model.encode.P_y))
+    torch.testing.assert_close(z, block(expected, model.P_of("encode")))
     y = model.decode(z)
-    torch.testing.assert_close(y, block(sequential.decode(expected), model.decode.P_y))
+    torch.testing.assert_close(y, block(sequential.decode(expected), model.P_of("decode")))
     y.square().sum().backward()
     sequential.decode(expected).square().sum().backward()
     for mine, whole in zip(model.parameters(), sequential.parameters(), strict=True):
@@ -189,6 +189,8 @@ def test_methods_share_parameters() -> None:
     with pytest.raises(UnsupportedError, match=r"conv \(Conv2d\) is a part of a distributed model"):
         model.conv(block(x, P))
     plain = gridwise.distribute(copy.deepcopy(sequential), P)
+    with pytest.raises(PartitionError, match=r"methods=\('encode',\)"):
+        plain.P_of("encode")
     with pytest.raises(UnsupportedError, match=r"methods=\('encode',\)"):
         plain.encode(block(x, P))
     with pytest.raises(PartitionError, match="has no method 'sample'"):

@@ -53,7 +53,8 @@ def distribute(
     P_x : the partition of its inputs, that is, of all arguments without a default
     example : a global input, or its shape (with the dtype of the parameters); a tuple of them by position, or a dict by
         name. The model is then recorded at once
-    methods : names of methods besides `forward` that run on the grid, each recorded separately
+    methods : names of methods besides `forward` that run on the grid, each recorded separately; `P_of` of the result says
+        where the outputs of each lie
     gather : "refuse" raises where a tensor would have to be gathered; see `report()` of the result
     parameters : "cut" keeps a block of each on every worker, and so of its gradient and of the optimiser's states, and
         gathers it while it is used, in forward and again in backward. Make optimisers afterwards
@@ -230,7 +231,7 @@ def _refuse(model: torch.nn.Module, is_used: bool = False) -> None:
         raise UnsupportedError(
             "distribute: the model is compiled.\n  fix: give the model that was compiled; compile the rest."
         )
-    taken = {"P_x", "P_y", "report", "_distributed"} & {*dir(model)}
+    taken = {"P_x", "P_y", "P_of", "report", "_distributed"} & {*dir(model)}
     if taken and not is_used:
         raise UnsupportedError(
             f"distribute: {name} has an attribute {min(taken)!r}, a name that the result needs.\n  fix: rename it."

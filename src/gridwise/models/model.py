@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import torch
 from torch.nn.modules.module import register_module_module_registration_hook
 
-from ..errors import UnsupportedError
+from ..errors import PartitionError, UnsupportedError
 from ..nn.parameters.whole_tensor import WRAPPERS
 from ..partition import Partition
 from ..torch_internals.modules import hooks_of, no_hooks
@@ -74,6 +74,32 @@ class DistributedModel(torch.nn.Module):
     @property
     def P_y(self) -> Any:
         return _own(self).runners["forward"].P_y
+
+    def P_of(self, method: str) -> Any:
+        """Where the outputs of a method lie that runs on the grid, as `P_y` says of those of ``forward``.
+
+        Parameters
+        ----------
+        method : one of ``distribute(..., methods=...)``, or "forward"
+
+        Examples
+        --------
+        >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1])
+        >>> model = torch.nn.Linear(3, 2)
+        >>> model.halved = lambda x: model.forward(x) / 2
+        >>> model = gridwise.distribute(model, P_x, methods=("halved",))
+        >>> _ = model.halved(torch.ones(4, 3))
+        >>> model.P_of("halved").shape
+        (1, 1)
+        """
+        runners = _own(self).runners
+        if method not in runners:
+            known = ", ".join(map(repr, runners))
+            raise PartitionError(
+                f"{type(self).__name__}: `method` (={method!r}) does not run on the grid; {known} do.\n"
+                f"  fix: distribute(model, P_x, methods=({method!r},))."
+            )
+        return runners[method].P_y
 
     def report(self) -> Report:
         """What the last call gathers and moves, with the module, line and bytes of each gather."""

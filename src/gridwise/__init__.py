@@ -30,6 +30,7 @@ from .nn.engine.agreement import agreement as agreement
 from .nn.functional import gather as gather
 from .nn.functional import scatter as scatter
 from .nn.parameters.gradient_wire import gradient_wire as gradient_wire
+from .nn.parameters.no_sync import no_sync as no_sync
 from .nn.parameters.replicas import check_replicas as check_replicas
 from .partition import CartesianPartition as CartesianPartition
 from .partition import Partition as Partition

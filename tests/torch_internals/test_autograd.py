@@ -9,6 +9,8 @@ from torch import Tensor
 
 from gridwise.torch_internals import autograd
 from gridwise.torch_internals.autograd import (
+    at_end_of_backward,
+    backward_number,
     current_node,
     differentiated_now,
     flattened,
@@ -119,3 +121,22 @@ def test_torch_clips_by_the_norm_that_replaces_its_own() -> None:
     assert asked == [(1, 2.0, False, None), (1,)]
     assert abs(parameter.grad[0].item() - 0.5) < 1e-5
     assert autograd.clip_grad._get_total_norm is clipping
+
+
+def test_the_number_of_a_backward_and_its_end() -> None:
+    seen: list[Any] = []
+
+    def noted(gradient: Tensor) -> None:
+        seen.append(backward_number())
+        at_end_of_backward(lambda: seen.append((backward_number() >= 0, "end")))
+
+    x = torch.ones(2, requires_grad=True)
+    y = x.sin()
+    y.register_hook(noted)
+    x.register_hook(lambda gradient: seen.append(backward_number()))
+    for _ in range(2):
+        y.sum().backward(retain_graph=True)
+    (first, same, (_, end)), (second, *_) = seen[:3], seen[3:]
+    assert first == same != second
+    assert end == "end"
+    assert backward_number() == -1

@@ -249,8 +249,9 @@ class Program:
             self._buckets[wanted] = self._packed(wanted, values)
         steps, done = list[Step](), 0
         for bucket in self._buckets[wanted]:
-            sum = GradientSum(bucket.operator.with_current_wire(), Ticket(bucket.key, 0))
-            slots, ended = tuple(bucket.slots), end([values[slot] for slot in bucket.slots], sum)
+            held = [values[slot] for slot in bucket.slots]
+            sum = GradientSum(bucket.operator.with_current_wire(), Ticket(bucket.key, 0), held)
+            slots, ended = tuple(bucket.slots), end(held, sum)
             for slot, value in zip(slots, ended if among else begin(ended, sum), strict=True):
                 values[slot] = value
             if not among:

@@ -27,6 +27,7 @@ from ..nn.engine.operator import Operator, Ticket, apply
 from ..nn.engine.plans import PLANS_KEPT, LayerPlans
 from ..nn.parameters.blocks import spread_over
 from ..nn.parameters.gradient_wire import current_wire
+from ..nn.parameters.no_sync import sums_gradients
 from ..nn.parameters.replicas import Replica, agree_replicas, is_due
 from ..nn.parameters.whole_tensor import refuse_fully_shard
 from ..nn.windows.windowed_layer import as_batch
@@ -154,7 +155,8 @@ class Runner(FunctionRecorder):
             problem = problem_with(tensors, plan.assigned["run"].limits)
         ticket = self.ticket.called_again()
         transport, team, number = self.P_x.transport, self.P_x.team, plan.number if plan is not None else 0
-        number = agree_plan(transport, team, self.says, ticket.number, number, problem)
+        called = ticket.number + (not sums_gradients())  # a call under `no_sync` is another one
+        number = agree_plan(transport, team, self.says, called, number, problem)
         self.ticket = ticket  # a call counts only once all workers have joined it
         assert bound is not None
         if (plan is None or not number) and self._plans.count:  # an older plan may fit on all workers

@@ -42,6 +42,10 @@ def run_last(node: Any) -> None:
     node._set_sequence_nr(0)
 
 
+backward_number: Callable[[], int] = torch._C._current_graph_task_id
+"""A number of the backward that runs in this thread, which no other has; -1 outside of one."""
+
+
 def at_end_of_backward(call: Callable[[], None]) -> None:
     """Call something once the backward that runs now has ended."""
     torch.autograd.Variable._execution_engine.queue_callback(call)

@@ -3,6 +3,7 @@
 blocks             this worker's block, who else holds it, how its gradient is summed
 gradient_buckets   gradients of several parameters summed in one message, while backward goes on
 gradient_wire      the dtype in which gradients are sent: a switch
+no_sync            several backwards, whose gradients are summed once: a switch
 replicas           whether all holders of a block hold the same numbers
 clipping           clip by the global norm
 whole_tensor       blocks are refused by optimisers and wrappers that need whole tensors

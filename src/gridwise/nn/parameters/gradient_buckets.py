@@ -24,6 +24,7 @@ from ...comm.messages.requests import Request
 from ...torch_internals.autograd import flattened, run_last, unflattened
 from ..engine.operator import Ticket, apply, meet, prepare
 from .blocks import Shared
+from .no_sync import note_partial, sums_gradients, take_partial
 
 FULL = 1 << 22
 """Bytes at which a bucket of gradients, summed in one message, is closed."""
@@ -32,8 +33,11 @@ FULL = 1 << 22
 class GradientSum:
     """The state that the two nodes of one sum share, in the graph of one call."""
 
-    def __init__(self, operator: Shared, ticket: Ticket) -> None:
+    def __init__(self, operator: Shared, ticket: Ticket, parameters: Sequence[Tensor] = ()) -> None:
         self.operator, self.ticket = operator, ticket
+        self.parameters = parameters if all(parameter.is_leaf for parameter in parameters) else ()
+        """Those whose `.grad` may hold this worker's part only (`no_sync`)."""
+        self.is_left_out = bool(self.parameters) and not sums_gradients()
         self.under_way: tuple[Request, Tensor] | None = None
         self.uses_all = False
         """Whether this worker has a gradient for each of the parameters."""
@@ -49,7 +53,9 @@ class _Ended(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         sum = ctx.sum
-        if sum.under_way is None:  # summed at once by `_Begun`
+        if sum.is_left_out:
+            note_partial([p for p, gradient in zip(sum.parameters, gradients, strict=True) if gradient is not None])
+        if sum.under_way is None:  # left out, or summed at once by `_Begun`
             return None, *gradients
         (pending, flat), sum.under_way = sum.under_way, None
         pending.wait()
@@ -70,6 +76,9 @@ class _Begun(torch.autograd.Function):
         sum, ticket = ctx.sum, ctx.sum.ticket.differentiated()
         operator = sum.operator
         meet(ctx, operator.transport, operator.team, operator.name, ticket)
+        if sum.is_left_out:
+            return None, *gradients
+        gradients = _with_parts(gradients, sum.parameters)
         blocks, sum.uses_all = list[Tensor](), all(gradient is not None for gradient in gradients)
         for gradient, (shape, dtype, device) in zip(gradients, ctx.likes, strict=True):
             if gradient is None:
@@ -88,6 +97,14 @@ class _Begun(torch.autograd.Function):
             return None, *_cut(apply(flat, operator.adjoint, ticket, True), blocks, sum.uses_all)
         sum.under_way = operator.adjoint.begin(flat), flat
         return None, *unflattened(flat, blocks)
+
+
+def _with_parts(gradients: tuple[Tensor | None, ...], parameters: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+    """The gradients, with the parts that backwards under `no_sync` have left in `.grad`."""
+    if not parameters:
+        return gradients
+    pairs = zip(gradients, map(take_partial, parameters), strict=True)
+    return tuple([g if part is None else part if g is None else g + part for g, part in pairs])
 
 
 def _cut(total: Tensor, blocks: Sequence[Tensor], uses_all: bool) -> Sequence[Tensor | None]:

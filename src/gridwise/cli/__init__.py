@@ -1,5 +1,5 @@
 """The command `gridwise`: `run` starts workers, `compat` runs old scripts, `doctor` inspects this machine, `plan`
-predicts what a model will need, `checkpoint` manages checkpoints."""
+predicts what a model will need, `tiled` runs a model on a file of any size, `checkpoint` manages checkpoints."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from .compat import compat
 from .doctor import doctor
 from .plan import plan
 from .run import run
+from .tiled import tiled
 
 app = typer.Typer(help="Tensors on a grid of workers.", no_args_is_help=True, add_completion=False)
 
@@ -36,6 +37,7 @@ app.command(context_settings={"ignore_unknown_options": True, "allow_intersperse
 app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(compat)
 app.command()(doctor)
 app.command()(plan)
+app.command()(tiled)
 app.add_typer(checkpoint.app, name="checkpoint")
 
 

@@ -6,22 +6,21 @@ No worker is started. The factory is a function or class that makes the model wi
 
 from __future__ import annotations
 
-import functools
-import importlib
-import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
 from rich.console import Console
 
+from ..deferred_init import deferred_init
 from ..errors import GridwiseError, PartitionError
 from ..planning import Plan, Ranking
 from ..planning import plan as make_plan
 from ..planning.one_step import Optimizer
 from ..planning.page import save_page
+from .factory import importing_from_here, model_of, shape_of
 
 OPTIMIZERS: dict[str, Optimizer | None] = {
     "none": None,
@@ -45,63 +44,37 @@ def plan(
     html: Annotated[Path | None, typer.Option(help="Write the result as an HTML page.")] = None,
 ) -> None:
     """Predict what a training step needs on a grid of workers (memory, time, messages), or which grid is best."""
-    here = os.getcwd()
-    sys.path.insert(0, here)  # until the plan is made: a factory and a `forward` may import too
     try:
-        if optimizer not in OPTIMIZERS:
-            raise PartitionError(f"`--optimizer` (={optimizer!r}) is none of {', '.join(OPTIMIZERS)}.")
-        if (grid is None) == (workers is None):
-            raise PartitionError("either `--grid`, or `-n` with `--search`, says how many workers there are.")
-        if grid is None and not search:
-            raise PartitionError("`-n` says how many workers, not on which grid.", fix="add --search, or give --grid.")
-        if grid is not None and search:
-            raise PartitionError(
-                "`--search` finds a grid, and `--grid` gives one.", fix="leave out --grid, or --search."
-            )
-        if grid is not None and memory is not None:
-            raise PartitionError("`--memory` is for --search.")
-        shape, states = _shape("--input", input), OPTIMIZERS[optimizer]
-        extents, model = _shape("--grid", grid or "1"), _model(factory)
-        found: Plan | Ranking
-        if workers is None:
-            found = make_plan(model, extents, shape, optimizer=states, machine=machine)
-        else:
-            found = make_plan(
-                model, workers=workers, input_shape=shape, memory=memory, optimizer=states, machine=machine
-            )
+        with importing_from_here():
+            if optimizer not in OPTIMIZERS:
+                raise PartitionError(f"`--optimizer` (={optimizer!r}) is none of {', '.join(OPTIMIZERS)}.")
+            if (grid is None) == (workers is None):
+                raise PartitionError("either `--grid`, or `-n` with `--search`, says how many workers there are.")
+            if grid is None and not search:
+                raise PartitionError(
+                    "`-n` says how many workers, not on which grid.", fix="add --search, or give --grid."
+                )
+            if grid is not None and search:
+                raise PartitionError(
+                    "`--search` finds a grid, and `--grid` gives one.", fix="leave out --grid, or --search."
+                )
+            if grid is not None and memory is not None:
+                raise PartitionError("`--memory` is for --search.")
+            shape, states = shape_of("--input", input), OPTIMIZERS[optimizer]
+            extents, model = shape_of("--grid", grid or "1"), model_of(factory, deferred_init)
+            found: Plan | Ranking
+            if workers is None:
+                found = make_plan(model, extents, shape, optimizer=states, machine=machine)
+            else:
+                found = make_plan(
+                    model, workers=workers, input_shape=shape, memory=memory, optimizer=states, machine=machine
+                )
     except GridwiseError as error:
         print(f"gridwise plan: {error}", file=sys.stderr)
         raise typer.Exit(2) from None
-    finally:
-        sys.path.remove(here)
     Console(width=None if sys.stdout.isatty() else 130).print(found)
     if html is not None:
         save_page(html, found)
         print(f"{html} written")
     if isinstance(found, Ranking) and not found.rows[0].fits:
         raise typer.Exit(1)
-
-
-def _shape(name: str, text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.lower().split("x"))
-    except ValueError:
-        raise PartitionError(
-            f"`{name}` (={text!r}) is no shape.\n  fix: numbers with an x between, as 1x3x64x64."
-        ) from None
-
-
-def _model(factory: str) -> torch.nn.Module:
-    module, colon, name = factory.partition(":")
-    if not colon or not name:
-        raise PartitionError(f"`{factory}` is not of the form module:function.")
-    try:
-        made: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module))
-    except (ImportError, AttributeError) as error:
-        raise PartitionError(f"`{factory}` cannot be found: {error}.") from error
-    from ..deferred_init import deferred_init
-
-    model = deferred_init(made)
-    if not isinstance(model, torch.nn.Module):
-        raise PartitionError(f"`{factory}` makes a {type(model).__name__}, no torch.nn.Module.")
-    return model

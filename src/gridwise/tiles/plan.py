@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..html import chart, page
 from ..local_path import local_path
 from ..models.recording.containers import flatten
 from ..tables import Lines, PrintsAsTables, readable, seconds_text, spelt
-from .runner import Scheduled, TiledRunner
+from .runner import Scheduled, TiledRunner, is_array, opened
 from .schedule import stage_footprint
 from .timing import seconds_of
 
@@ -142,9 +141,10 @@ class TilePlan(PrintsAsTables):
 
 def plan_of(runner: TiledRunner, shapes: Sequence[Any], backward: bool) -> TilePlan:
     """The plan of a call with inputs of these shapes."""
-    leaves, tree = flatten((tuple(_like(runner, each) for each in shapes), {}))
+    given, tree = flatten((tuple(_like(runner, each) for each in shapes), {}), is_array)
+    arrays = [opened(each) for each in given]
     with torch.set_grad_enabled(backward):
-        found = runner.schedule_for(leaves, tree)
+        found, leaves = runner.found_for(arrays, tree)
     schedule = found.schedule
     stages = [_stage(found, number, backward) for number in range(len(schedule.stages))]
     measure = partial(seconds_of, schedule, found.folder, runner.device(leaves))
@@ -154,7 +154,7 @@ def plan_of(runner: TiledRunner, shapes: Sequence[Any], backward: bool) -> TileP
 
 
 def _like(runner: TiledRunner, given: Any) -> Any:
-    if isinstance(given, Tensor):
+    if is_array(given):
         return given
     held = (p.dtype for root in runner.roots.values() for p in root.parameters() if p.is_floating_point())
     return torch.empty(tuple(given), dtype=next(held, torch.get_default_dtype()), device="meta")

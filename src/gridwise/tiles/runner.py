@@ -87,9 +87,9 @@ class TiledRunner:
         if sequential.get() is not None:
             raise UnsupportedError(f"{self.says}: a tile draws its own random numbers, not all of torch's.")
         device = self.device(leaves)
-        arrays = [_opened(leaf) for leaf in leaves]
+        arrays = [opened(leaf) for leaf in leaves]
         with nullcontext() if out is None else torch.no_grad():
-            found, arrays = self._found(arrays, tree, device)
+            found, arrays = self.found_for(arrays, tree)
             try:
                 return self._run(found, arrays, device, out)
             except FailedCheck as failed:
@@ -131,9 +131,7 @@ class TiledRunner:
             self._kept[key] = found
         return self._kept[key]
 
-    def _found(
-        self, arrays: list[Tensor | Source], tree: Tree, device: torch.device
-    ) -> tuple[Scheduled, list[Tensor | Source]]:
+    def found_for(self, arrays: list[Tensor | Source], tree: Tree) -> tuple[Scheduled, list[Tensor | Source]]:
         """The schedule; files with fewer dims than the model takes get leading dims of extent 1."""
         try:
             return self.schedule_for(arrays, tree), arrays
@@ -356,7 +354,8 @@ def is_array(value: object) -> bool:
     return library in ("h5py", "zarr", "nibabel") and all(hasattr(value, name) for name in ("shape", "dtype"))
 
 
-def _opened(leaf: Any) -> Tensor | Source:
+def opened(leaf: Any) -> Tensor | Source:
+    """What a user gives as an input, with files opened."""
     return leaf if isinstance(leaf, Tensor) else as_source(leaf)
 
 

@@ -45,7 +45,7 @@ class TiledModel(torch.nn.Module):
 
         Parameters
         ----------
-        *shapes : for each input its shape (with the dtype of the parameters), or a tensor like it
+        *shapes : for each input its shape (with the dtype of the parameters), or a tensor or a file like it
         backward : whether the call is to be differentiated
         method : which method is called
         """

@@ -125,6 +125,8 @@ class _Attempt:
             before.restore()
         real = {id(value): holding.value for value, holding in zip(values, holdings, strict=True)}
         del values, given
+        for node in module.graph.nodes:
+            node.meta.pop("eager_input_vals", None)  # noted by torch for custom operators; would keep the fakes alive
         self._settle(fakes, module, numbers, real)
         self._refuse_written(module, numbers)
         _without_idle_switches(module.graph)
@@ -139,7 +141,6 @@ class _Attempt:
                 keep_rows_apart(module.graph)
         sources, constants = _with_sources(module, holdings, len(self.inputs))
         for node in module.graph.nodes:
-            node.meta.pop("eager_input_vals", None)  # noted by torch for custom operators; would keep the fakes alive
             region = self.regions.enclosing(node.meta.pop("region", None))
             if region is not None:
                 node.meta["region"] = region

@@ -98,6 +98,10 @@ LACKING: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
         lambda q, k: F.scaled_dot_product_attention(q, k, k, dropout_p=0.3),
         [random_tensor(2, 3, 4), random_tensor(2, 7, 4)],
     ),
+    "nearest quantiles": (
+        lambda x, q: torch.quantile(x, q, 1, interpolation="nearest"),
+        [random_tensor(2, 6), torch.tensor([0.2, 0.7], dtype=torch.float64, requires_grad=True)],
+    ),
     "attention that broadcasts": (
         F.scaled_dot_product_attention,
         [random_tensor(3, 6, 4), random_tensor(2, 3, 7, 4), random_tensor(2, 1, 7, 4)],

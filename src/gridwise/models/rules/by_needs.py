@@ -9,19 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from ...grid import Box, Grid, Layout, Shape, balanced_cuts
 from ...grid.arrange import factorisations
 from ...nn.engine.copy_and_sum import AllSum
-from ...nn.engine.operator import prepare
 from ...operators.on_boxes import Local, Needs, Summed
 from ...operators.on_grids import needs_of_blocks
 from ...operators.table import NotOnBoxes, maker_for
 from ..movement import applied
 from ..placement import Cut, Replicated, Want
-from .call import Call, LocalFunction, NoRule, NothingCut, Placed
+from .call import Call, NoRule, NothingCut, Placed
+from .empty_blocks import Reaching
 from .products import plain
 
 MANY = 64
@@ -72,57 +69,6 @@ def _summed(call: Call, operator: Summed) -> Placed:
         return made if len(call.results) > 1 else made[0]
 
     return Placed(Replicated(), plain(run, call.tensors, wants), wants)
-
-
-class Reaching:
-    """A function whose output depends, for autograd, on all tensors that need a gradient.
-
-    On some workers, a box may need nothing of a tensor. In backward, all workers enter the adjoint of its movement.
-    """
-
-    def __init__(self, run: LocalFunction) -> None:
-        self.run = run
-        self.missed: dict[tuple[int, ...], list[int]] = {}
-        """Which tensors the output does not depend on, by those that need a gradient; found out in the first call."""
-
-    def __call__(self, *given: Any) -> Any:
-        made = self.run(*given)
-        if not torch.is_grad_enabled():
-            return made
-        y, *rest = made if isinstance(made, tuple | list) else (made,)
-        wanted = tuple(i for i, x in enumerate(given) if isinstance(x, Tensor) and x.requires_grad)
-        if wanted and wanted not in self.missed:
-            self.missed[wanted] = _missed(y, given, wanted) if y.is_floating_point() or y.is_complex() else []
-        missed = self.missed[wanted] if wanted else []
-        if missed:
-            y = _Reached.apply(y, *(given[i] for i in missed))
-        return (y, *rest) if isinstance(made, tuple | list) else y
-
-
-def _missed(y: Tensor, given: Sequence[Any], among: Sequence[int]) -> list[int]:
-    nodes = {torch.autograd.graph.get_gradient_edge(given[i]).node: i for i in among}
-    found, seen = list[Any](), set[Any]()
-    if y.requires_grad:
-        found.append(torch.autograd.graph.get_gradient_edge(y).node)
-    while found:
-        node = found.pop()
-        if node not in seen:
-            seen.add(node)
-            found += [] if node in nodes else [each for each, _ in node.next_functions if each is not None]
-    return [i for node, i in nodes.items() if node not in seen]
-
-
-class _Reached(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, y: Tensor, *given: Tensor) -> Tensor:
-        ctx.shapes = [(x.shape, x.dtype) for x in given]
-        prepare(ctx)
-        return y.view_as(y)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
-        _ = ctx.saved_tensors
-        return gradient, *(gradient.new_zeros((), dtype=dtype).expand(shape) for shape, dtype in ctx.shapes)
 
 
 def _best(call: Call, needs: Needs, shape: Shape) -> tuple[Layout, list[Want]]:

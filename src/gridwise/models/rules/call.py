@@ -12,17 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-from torch import Tensor
 
 from ...errors import UnsupportedError
 from ...grid import Box, Layout
-from ...nn.engine.operator import saving_node
 from ...operators.call import LocalFunction as LocalFunction
 from ...operators.call import OperatorCall
 from ..placement import SMALL, Cut, GlobalTensor, Placement, Replicated, Want, Workers, resized
+from .empty_blocks import Reaching, of_nothing
 
 
 class NoRule(UnsupportedError):
@@ -73,8 +69,10 @@ class Call(OperatorCall):
 
     def unless_empty(self, run: LocalFunction, *layouts: Layout) -> LocalFunction:
         """`run` of an operator that refuses empty blocks; these are made without it. One layout per output."""
-        if any(self.block(layout).volume for layout in layouts):
+        if all(layout.is_filled for layout in layouts):
             return run
+        if any(self.block(layout).volume for layout in layouts):
+            return run if isinstance(run, Reaching) else Reaching(run)
         made = [(self.block(layout).shape, value.dtype) for layout, value in zip(layouts, self.results, strict=True)]
         if len(made) == 1:
             return lambda *tensors: of_nothing(tensors, *made[0])
@@ -137,13 +135,3 @@ class Call(OperatorCall):
 
 
 Rule = Callable[[Call], Placed]
-
-
-def of_nothing(tensors: Sequence[Any], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """An empty block that depends on `tensors`, so that this worker takes part in their adjoints like the others."""
-    tensors = [x for x in tensors if isinstance(x, Tensor)]  # the first may be a stream of random numbers
-    wanted = [x for x in tensors if x.requires_grad]
-    if not wanted or not (dtype.is_floating_point or dtype.is_complex):
-        return torch.empty(shape, dtype=dtype, device=tensors[0].device if tensors else None)
-    total = sum((x.sum() if dtype.is_complex or not x.is_complex() else x.abs().sum()) for x in wanted)
-    return saving_node(total.to(dtype)).expand(shape)

@@ -5,13 +5,13 @@
 
 It reads Zarr and writes Zarr, and its instance norms see the whole volume. Each run is a process to which the kernel gives
 so much data and no more (RLIMIT_DATA). Runs with other limits and tiles agree, and on a smaller volume the plain call does.
+What Zarr holds while it reads and writes is in the figures too, beside the `memory` that `tiled` may use.
 """
 
 import resource
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 import gridwise
 from vae_decode import Live
+from watched import MIB, watched
 
-GIB, MIB, CHUNK = 2**30, 2**20, 64
+GIB, CHUNK = 2**30, 64
 
 
 def block(inputs: int, outputs: int) -> nn.Sequential:
@@ -60,28 +61,20 @@ def new_array(path: Path, channels: int, size: int, dtype: str) -> zarr.Array:
     return zarr.create_array(path, shape=(1, channels, size, size, size), chunks=chunks, dtype=dtype)
 
 
-def run(folder: Path, name: str, memory: int, tile: int, limit: int) -> None:
+def run(folder: Path, name: str, memory: int, limit: int) -> None:
     """In a process of its own: from the volume's array to an array of that name."""
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     torch.set_num_threads(1)
     volume = zarr.open_array(folder / "volume.zarr", mode="r")
     result = new_array(folder / f"{name}.zarr", 2, volume.shape[-1], "float32")
-    big = gridwise.tiled(UNet(), None if tile else memory, tile=(tile,) * 3 if tile else None, store=folder)
+    big = gridwise.tiled(UNet(), memory, store=folder)
     with torch.no_grad():
         plan = big.plan(volume.shape)
-        before, begun = resident("VmRSS"), time.perf_counter()
-        big(volume, out=result)
-    seconds, peak = time.perf_counter() - begun, resident("VmHWM")
-    how = f"tiles of {tile}" if tile else f"memory={memory // MIB} MiB"
-    print(f"{name}: {how}, {plan.stored_peak / GIB:.1f} GiB in files, {seconds:.0f} s")
+        _, cost = watched(big, volume, out=result)
     print(
-        f"  resident memory grew by {peak - before:.0f} MiB, to {peak:.0f} MiB; the kernel allows {limit // MIB} MiB of data"
+        f"memory={memory // MIB} MiB: {plan.tiles} tiles, {plan.stored_peak / GIB:.1f} GiB in files, {cost.seconds:.0f} s"
     )
-
-
-def resident(name: str) -> float:
-    """A figure of this process in MiB."""
-    return int(Path("/proc/self/status").read_text().split(f"{name}:")[1].split()[0]) / 1024
+    print(f"  memory grew by {cost.grown:.0f} MiB, to {cost.peak:.0f} MiB; the kernel allows {limit // MIB} MiB")
 
 
 def main(size: int) -> tuple[float, float]:
@@ -102,7 +95,7 @@ def main(size: int) -> tuple[float, float]:
         for first in range(0, size, CHUNK):
             volume[:, :, first : first + CHUNK] = slab(first, min(CHUNK, size - first), size)
         memory = max(12 * MIB, live.peak // 26)
-        for name, *given in (("first", memory, 0, GIB), ("second", 0, size // 4 + 3, GIB * 7 // 8)):
+        for name, *given in (("first", memory, GIB), ("second", memory * 2 // 3, GIB * 7 // 8)):
             subprocess.run([sys.executable, __file__, "--run", at, name, *map(str, given)], check=True)
         first, second = (zarr.open_array(folder / f"{name}.zarr", mode="r") for name in ("first", "second"))
         rows = [slice(i, i + CHUNK) for i in range(0, size, CHUNK)]

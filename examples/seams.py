@@ -7,7 +7,6 @@ tones; blending smears the seams, and does not remove them. The picture: out/sea
 """
 
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 import gridwise
 from gridwise.memory_sizes import trim
 from sunset import FACTOR, encoded, scene, trained_decoder
+from watched import MIB, watched
 
 SIZE, TILE, OVERLAP, MEMORY = 768, 32, 8, "48MiB"
 
@@ -35,21 +35,13 @@ def blended(model: nn.Module, latent: Tensor) -> Tensor:
     return result
 
 
-def measured(way: Callable[[Tensor], Tensor], latent: Tensor) -> tuple[Tensor, float, float]:
-    """The picture, by how many MiB resident memory grew beside it, and the seconds."""
+def measured(way: Callable[[Tensor], Tensor], latent: Tensor) -> tuple[Tensor, str]:
+    """The picture, and what it cost: memory beside the picture itself, and time."""
     with torch.no_grad():
         way(latent)  # once, to record and to warm up
-        trim()
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-        held, begun = resident("VmRSS"), time.perf_counter()
-        y = way(latent)
-        seconds = time.perf_counter() - begun
-    return y, resident("VmHWM") - held - y.nbytes / 2**20, seconds
-
-
-def resident(name: str) -> float:
-    """A figure of this process in MiB."""
-    return int(Path("/proc/self/status").read_text().split(f"{name}:")[1].split()[0]) / 1024
+        trim()  # give back what that has left
+        y, cost = watched(way, latent)
+    return y, f"{cost.grown - y.nbytes / MIB:.0f} MiB, {cost.seconds:.1f} s"
 
 
 def draw(pictures: dict[str, Tensor], costs: dict[str, str], path: Path) -> None:
@@ -79,8 +71,7 @@ def main() -> float:
     }
     pictures, costs = {}, {}
     for name, way in ways.items():
-        pictures[name], memory, seconds = measured(way, latent)
-        costs[name] = f"{memory:.0f} MiB, {seconds:.1f} s"
+        pictures[name], costs[name] = measured(way, latent)
     draw(pictures, costs, Path("out/seams.png"))
     for name, y in pictures.items():
         error = float((y - pictures["whole"]).abs().max())

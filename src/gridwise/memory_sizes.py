@@ -15,6 +15,13 @@ from .errors import PartitionError
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 _C_LIBRARY = ctypes.CDLL(None)
+_IS_GLIBC = hasattr(_C_LIBRARY, "gnu_get_libc_version")
+_M_MMAP_THRESHOLD, _LARGEST_FREE = -3, 1 << 32
+_WORD, _IS_MAPPED = ctypes.sizeof(ctypes.c_size_t), 2
+"""Before each block of glibc is a word with its size, and flags: 2 if it is mapped."""
+if _IS_GLIBC:
+    _C_LIBRARY.malloc.restype, _C_LIBRARY.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    _C_LIBRARY.free.restype, _C_LIBRARY.free.argtypes = None, [ctypes.c_void_p]
 _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 _USED = (Path("/sys/fs/cgroup/memory.current"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"))
 
@@ -59,6 +66,36 @@ def trim() -> None:
     trim = getattr(_C_LIBRARY, "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+def map_blocks_from(size: int) -> None:
+    """Let the C library map blocks of at least so many bytes one by one, and unmap them when they are freed."""
+    if _IS_GLIBC:
+        _C_LIBRARY.mallopt(_M_MMAP_THRESHOLD, size)
+
+
+def occupy_free_blocks(size: int) -> list[int]:
+    """Take what glibc keeps of freed blocks of at least `size` bytes, unread, so that new ones are mapped: their addresses.
+
+    A free block is used before one is mapped. Taking it costs no memory, because its pages are not touched.
+    """
+    found: list[int] = []
+    if not _IS_GLIBC:
+        return found
+    asked = _LARGEST_FREE
+    while asked >= size:
+        address = _C_LIBRARY.malloc(asked)
+        if not address or ctypes.c_size_t.from_address(address - _WORD).value & _IS_MAPPED:
+            _C_LIBRARY.free(address)
+            asked //= 2
+        else:
+            found.append(address)
+    return found
+
+
+def free_blocks(addresses: list[int]) -> None:
+    for address in addresses:
+        _C_LIBRARY.free(address)
 
 
 def _of_meminfo(name: str) -> int:

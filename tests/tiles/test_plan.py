@@ -20,7 +20,7 @@ def plan() -> gridwise.tiles.TilePlan:
 
 
 def test_it_names_stages_and_estimates_their_times(plan: gridwise.tiles.TilePlan) -> None:
-    assert [stage.name.split(" ")[0] for stage in plan.stages][::2] == ["conv2d", "conv2d"]
+    assert all(plan.stages[i].name.startswith("conv2d") for i in (0, -1))
     assert plan.stored[0] == 8 * 300 * 300 * 4
     assert all(forward > 0 and backward > 0 for forward, backward in plan.times)
     assert plan.seconds == pytest.approx(sum(a + b for a, b in plan.times))

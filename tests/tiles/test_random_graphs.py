@@ -49,7 +49,7 @@ def little(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     if request.param == "stored":
         for module in (stored_values, schedule):
             monkeypatch.setattr(module, "LITTLE", 0)
-        monkeypatch.setattr(execute, "SMALL", 0)
+        monkeypatch.setattr(execute.Store, "within", lambda limit, *where: execute.Store(*where, 0))
 
 
 @pytest.mark.usefixtures("little")

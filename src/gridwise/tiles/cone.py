@@ -17,7 +17,6 @@ from ..grid import Box, Cuts, Shape
 from ..operators.on_boxes import Collecting
 from .autograd_functions import OwnBackward
 from .graph import GlobalValue, Operation, Whole
-from .workspace import workspace
 
 
 @dataclass(frozen=True)
@@ -39,8 +38,6 @@ class TileStep:
     arguments: tuple[Argument, ...]
     frees: tuple[GlobalValue, ...]
     """Values that nothing later in the tile needs."""
-    nbytes: int = 0
-    """About how much memory it takes to compute it."""
 
 
 @dataclass(frozen=True)
@@ -130,8 +127,7 @@ class Stage:
             used = {*operation.inputs, *operation.outputs}
             frees = tuple(value for value in used if value not in later)
             later |= used
-            made = sum(own.volume * value.spec.dtype.itemsize for value in operation.outputs)
-            steps.append(TileStep(operation, own, arguments, frees, made + workspace(operation, found)))
+            steps.append(TileStep(operation, own, arguments, frees))
         collected = tuple((each, self._arguments(each, box, found)) for each in self.collects)
         reads = tuple((value, found[value]) for value in self.reads)
         return Tile(box, reads, tuple(reversed(steps)), collected)

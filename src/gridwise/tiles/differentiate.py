@@ -18,7 +18,7 @@ from ..operators.on_boxes import Collecting, Local
 from .arrays import InMemory, StoredArray
 from .autograd_functions import OwnBackward
 from .cone import Stage, Tile, TileStep, boxes_of
-from .execute import SMALL, Execution, named, part_of, several
+from .execute import Execution, named, part_of, several
 from .graph import GlobalValue, Operation
 
 
@@ -35,6 +35,12 @@ class DifferentiableExecution(Execution):
             else:
                 self.cotangents[value] = _Given(y)
         self._wanted = set(wanted)
+        with self.within_limit():
+            self._pull_back_stages()
+        found = [self.cotangents.pop(value) if value in self.cotangents else None for value in wanted]
+        return [None if each is None else each.tensor for each in found]  # type: ignore[attr-defined]
+
+    def _pull_back_stages(self) -> None:
         for stage in reversed(self.schedule.stages):
             if stage.own_backward is not None:
                 if stage.roots[0] is stage.own_backward.outputs[0]:  # the others come first
@@ -47,8 +53,6 @@ class DifferentiableExecution(Execution):
             for value in (*stage.roots, *(y for each in stage.collects for y in each.outputs)):
                 if value in self.cotangents:
                     self.cotangents.pop(value).release()
-        found = [self.cotangents.pop(value) if value in self.cotangents else None for value in wanted]
-        return [None if each is None else each.tensor for each in found]  # type: ignore[attr-defined]
 
     def _has_cotangent(self, stage: Stage) -> bool:
         made_here = (*stage.roots, *(y for each in stage.collects for y in each.outputs))
@@ -78,7 +82,7 @@ class DifferentiableExecution(Execution):
         leaves = {
             value: self._read(value, None).detach().requires_grad_()
             for value in stage.reads
-            if self._is_wanted(value) and (value.is_fixed or value.nbytes <= SMALL)
+            if self._is_wanted(value) and (value.is_fixed or value.nbytes <= self.store.small)
         }
         if stage.whole is not None:
             self._pull_back_whole(stage, leaves)
@@ -129,7 +133,6 @@ class DifferentiableExecution(Execution):
         starts = [*(x for _, x in own.values()), *leaves.values()]
         if not ends or not starts:
             return
-        self._heap.make_room(sum(x.nbytes for x in ends))
         gradients = torch.autograd.grad(ends, starts, of_ends, allow_unused=True)
         ends.clear()
         for (value, (box, _)), g in zip(own.items(), gradients, strict=False):
@@ -190,13 +193,15 @@ class DifferentiableExecution(Execution):
         """The same one step earlier: the inputs of the last step, with their gradients."""
         if not pairs:
             return []
-        total = pairs[0][1] if len(pairs) == 1 else torch.stack([g for _, g in pairs]).sum(0)
+        total = pairs[0][1]
+        for _, g in pairs[1:]:
+            total = total + g
+        pairs.clear()  # the parts are not needed while the step is pulled back
         with torch.enable_grad():
             given = [part_of(each, held) for each in last.arguments]
         operator = last.operation.operator
         assert isinstance(operator, Local)
         assert operator.gradients is not None
-        self._heap.make_room(last.nbytes)
         with torch.no_grad():
             found = operator.gradients(
                 last.box, [x.detach() for x in given], total.to(given[0].dtype), [x.requires_grad for x in given]
@@ -220,7 +225,7 @@ class DifferentiableExecution(Execution):
                 if self._is_wanted(value):
                     pieces = [1] * len(value.shape)
                     if pieces:
-                        pieces[max(range(len(pieces)), key=value.shape.__getitem__)] = -(-value.nbytes // SMALL)
+                        pieces[max(range(len(pieces)), key=value.shape.__getitem__)] = -(-value.nbytes // PIECE)
                     for box in boxes_of(value.shape, pieces):
                         part = run.arrays[gradient].read(box, self.store.device)
                         self._cotangent(value).add(box, part.to(value.spec.dtype))
@@ -258,6 +263,8 @@ class DifferentiableExecution(Execution):
         self._report(stage)
 
 
+PIECE = 1 << 20
+"""How many bytes of a gradient are added at a time."""
 _NOTHING = torch.empty(0, device="cpu")
 
 

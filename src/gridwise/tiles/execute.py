@@ -6,7 +6,7 @@ read boxes ──► compute ──► write a box, add to what is collected
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from ..operators.random.random_stream import RandomStream
 from .arrays import InMemory, StoredArray, made
 from .cone import Argument, Stage, Tile
 from .graph import GlobalValue, Operation
-from .heap import Heap
+from .heap import without_gaps
 from .schedule import Schedule
 
 
@@ -32,17 +32,24 @@ class Store:
     """What computes."""
     folder: Path | None = None
     """None: in memory."""
+    small: int = 1 << 20
+    """Arrays of up to so many bytes are kept where they are computed."""
+
+    @classmethod
+    def within(cls, limit: int | None, device: torch.device, folder: Path | None) -> Store:
+        """A store whose small arrays are few beside a limit."""
+        return cls(device, folder, cls.small if limit is None else min(cls.small, limit // FEW))
 
     def new(self, value: GlobalValue, zeros: bool = False) -> StoredArray:
-        small = value.nbytes <= SMALL
+        small = value.nbytes <= self.small
         if small and self.device.type != "cpu":
             return InMemory(torch.zeros(value.shape, dtype=value.spec.dtype, device=self.device))
         folder = None if small else self.folder
         return made(value.shape, value.spec.dtype, folder, self.device.type == "cuda", zeros)
 
 
-SMALL = 1 << 20
-"""Arrays of up to this many bytes are kept where they are computed."""
+FEW = 256
+"""The limit of a call, over the size of what may be kept in memory from stage to stage."""
 Progress = Callable[[int, str], None]
 """Called with the number of tiles that are done, and what is computed."""
 
@@ -63,20 +70,16 @@ class Execution:
     """The final states of collecting operations."""
     _done: int = 0
 
-    def __post_init__(self) -> None:
-        limit = self.schedule.memory
-        if limit is not None:  # the results are the user's, and what is stored in memory was allowed for
-            limit += sum(value.nbytes for value in self.schedule.graph.outputs)
-            limit += self.schedule.stored_peak if self.store.folder is None else 0
-        self._heap = Heap(limit, self.store.device)
-
     def forward(self) -> None:
-        with torch.no_grad():
+        with torch.no_grad(), self.within_limit():
             for number, stage in enumerate(self.schedule.stages):
                 with named(stage):
                     self._run_stage(stage)
                 if not self.keeps:
                     self._release(self.schedule.last_read[number])
+
+    def within_limit(self) -> AbstractContextManager[None]:
+        return without_gaps(self.schedule.memory, self.schedule.peak, self.store.device)
 
     def _run_stage(self, stage: Stage) -> None:
         for root in stage.roots:
@@ -130,7 +133,6 @@ class Execution:
             operation, box = step.operation, step.box
             if box.volume or not box.start:
                 given = [part_of(each, held) for each in step.arguments]
-                self._heap.make_room(step.nbytes)
                 results = several(self._computed(operation, box, given))
                 given.clear()
             else:

@@ -1,51 +1,46 @@
 """Keeping the memory of a CPU process within a limit, though its allocator keeps what is freed.
 
-Freed memory is reused without page faults, which are slow; but pieces of many sizes leave gaps. So it is given back to the
-system only when a call would otherwise grow beyond its limit.
+glibc reuses freed memory, which saves page faults; but tensors of many sizes leave gaps, of up to one and a half times what
+is in use. Where a limit has no room for these, large blocks are mapped one by one while tiles run, and go when they are
+freed: the process then grows by what is in use, and by no more. What lies free in the process already is kept out of use.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Lock
 
 import torch
 
-from ..memory_sizes import trim
+from ..memory_sizes import free_blocks, map_blocks_from, occupy_free_blocks, trim
 
-PAGE = os.sysconf("SC_PAGE_SIZE")
+WITH_GAPS = 2.5
+"""How much the process may grow, over what is in use, if freed memory is reused."""
+LARGE, LARGEST_BY_DEFAULT = 1 << 17, 1 << 25
+"""Blocks that are mapped one by one within a limit, and those that glibc maps at most otherwise."""
+_lock, _inside = Lock(), 0
 
 
-class Heap:
-    """The growth of this process's own memory since it was made, and the limit to it."""
+@contextmanager
+def without_gaps(limit: int | None, in_use: int, device: torch.device) -> Iterator[None]:
+    """While the body runs, the process grows by what it uses, unless there is room for gaps."""
+    if limit is None or device.type != "cpu" or in_use * WITH_GAPS <= limit:
+        yield
+        return
+    trim()
+    _enter(1)
+    occupied = occupy_free_blocks(LARGE)
+    try:
+        yield
+    finally:
+        free_blocks(occupied)
+        _enter(-1)
 
-    def __init__(self, limit: int | None, device: torch.device) -> None:
-        self.limit = limit if device.type == "cpu" else None
-        self._statm = -1
-        if self.limit is not None:
-            try:
-                self._statm = os.open("/proc/self/statm", os.O_RDONLY)
-            except OSError:  # not on Linux
-                self.limit = None
-                return
-            trim()
-            self.base = self._now()
 
-    def make_room(self, nbytes: int) -> None:
-        """Give back what is free, if `nbytes` more would exceed the limit."""
-        if self.limit is not None and nbytes > PAGE and self._now() - self.base + nbytes > self.limit:
-            trim()
-
-    def _now(self) -> int:
-        """Bytes of memory that are neither of files nor shared."""
-        _, resident, shared, *_ = os.pread(self._statm, 128, 0).split()
-        return (int(resident) - int(shared)) * PAGE
-
-    def close(self) -> None:
-        if self._statm >= 0:
-            os.close(self._statm)
-            self._statm = -1
-
-    def __del__(self) -> None:
-        with contextlib.suppress(OSError):
-            self.close()
+def _enter(by: int) -> None:
+    """Calls in several threads share the process's allocator."""
+    global _inside
+    with _lock:
+        _inside += by
+        map_blocks_from(LARGE if _inside else LARGEST_BY_DEFAULT)

@@ -203,11 +203,12 @@ class TiledRunner:
         lacking = min((x.lacking for x in given if isinstance(x, Longer)), default=0)
         targets = targets_for(self.says, found.schedule, out, lacking, self.overwrite)
         home = next((x.device for x in given if isinstance(x, Tensor)), torch.device("cpu"))
+        store = Store.within(found.schedule.memory, device, found.folder)
         for value in computed:
-            arrays[value] = self._array_for(found, value, targets.get(value), home, device)
+            arrays[value] = self._array_for(found, value, targets.get(value), home, store)
         keeps = found.schedule.backward and out is None and torch.is_grad_enabled()
         stream = RandomStream(_key() if graph.draws else 0)
-        run = DifferentiableExecution(found.schedule, Store(device, found.folder), arrays, stream, keeps)
+        run = DifferentiableExecution(found.schedule, store, arrays, stream, keeps)
 
         def forward() -> None:
             with completed(targets), self._shown(run, self.says, found.schedule.tiles):
@@ -261,12 +262,12 @@ class TiledRunner:
         return stored[key]
 
     def _array_for(
-        self, found: Scheduled, value: GlobalValue, target: ToTarget | None, home: torch.device, device: torch.device
+        self, found: Scheduled, value: GlobalValue, target: ToTarget | None, home: torch.device, store: Store
     ) -> StoredArray:
         if target is None:
             return InMemory(torch.empty(value.shape, dtype=value.spec.dtype, device=home))
         is_read = any(value in stage.reads for stage in found.schedule.stages)
-        return ReadableTarget(Store(device, found.folder).new(value), target) if is_read else target
+        return ReadableTarget(store.new(value), target) if is_read else target
 
     def _check(self, found: Scheduled, run: DifferentiableExecution) -> None:
         """Raise if a check on values does not hold."""

@@ -26,8 +26,8 @@ from .footprint import footprint
 from .graph import GlobalValue, Operation, OperatorGraph
 from .stored_values import HEAVY, LITTLE, stored_values
 
-SHARE_ON_CPU, SHARE_ON_DEVICE = 0.45, 0.9
-"""The part of the memory that is planned for tiles; the rest is for gaps between what the allocator keeps."""
+SHARE_ON_CPU, SHARE_ON_DEVICE = 0.8, 0.9
+"""The part of the memory that is planned for tiles; the rest is for what plans do not count."""
 AGAIN = 1.12
 """The most work of a stage, over that of computing everything once."""
 
@@ -79,6 +79,12 @@ class Schedule:
             return most
         most += 2 * max((root.nbytes for stage in self.stages for root in stage.roots), default=0)
         return most + max((each.stored_peak for each in self.of_functions.values()), default=0)
+
+    @cached_property
+    def peak(self) -> int:
+        """The most bytes that a stage takes."""
+        own = max((need_of(stage, self.backward) for stage in self.stages), default=0)
+        return max(own, *(each.peak for each in self.of_functions.values()), 0)
 
     @property
     def tiles(self) -> int:
@@ -203,8 +209,7 @@ def _check(schedule: Schedule, memory: int | None) -> None:
         return
     problems: list[tuple[int, Stage]] = []
     for stage in schedule.stages:
-        whole = stage.whole is not None
-        need = footprint(stage, None, schedule.backward) if whole else peak_of(stage, schedule.backward)
+        need = need_of(stage, schedule.backward)
         if need > memory:
             problems.append((need, stage))
     if problems:
@@ -215,6 +220,11 @@ def _check(schedule: Schedule, memory: int | None) -> None:
             f"{schedule.graph.name}: `memory` (={schedule.memory:,} bytes) is too little: {stage.name} needs {need:,} "
             f"bytes{reason}.\n  fix: memory={need:,} or more."
         )
+
+
+def need_of(stage: Stage, backward: bool) -> int:
+    """The bytes that computing a stage takes, a tile at a time or whole."""
+    return footprint(stage, None, backward) if stage.whole is not None else peak_of(stage, backward)
 
 
 def stage_footprint(stage: Stage, backward: bool) -> tuple[int, Shape, int, float]:

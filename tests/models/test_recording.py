@@ -166,6 +166,56 @@ def test_hooks_of_modules() -> None:
     assert seen == ["before", "forward", "backward"]
 
 
+def build_of_torch() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU()).double()
+
+
+class Collecting(nn.Module):
+    """Gives what hooks have collected of its parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1)).double()
+        self.found: list[Any] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.net(x)
+        found, self.found = self.found, []
+        return sum((y * y.mean() for y in found), torch.zeros((), dtype=x.dtype))
+
+
+def test_hooks_that_collect() -> None:
+    torch.manual_seed(0)
+    sequential, x = Collecting(), torch.randn(2, 3, 4, 4, dtype=torch.float64)
+    for part in sequential.net:
+        part.register_forward_hook(lambda module, given, y: sequential.found.append(y))
+    expected = sequential(x)
+    kept: list[Tensor] = []
+    model = Collecting()
+    model.load_state_dict(sequential.state_dict())
+    distributed = gridwise.distribute(model, partition())
+    for part in distributed.net:  # hooks of its parts, registered by other code
+        torch.nn.modules.module.Module.register_forward_hook(part, lambda module, given, y: distributed.found.append(y))
+    torch.testing.assert_close(distributed(x), expected)
+    torch.testing.assert_close(distributed(x), expected)
+
+    net, found = build_of_torch(), list[Tensor]()
+    for part in net:
+        part.register_forward_hook(lambda module, given, y: found.append(y))
+
+    def collected(x: Tensor) -> Tensor:
+        net(x)
+        total = sum(y.square().sum() for y in found)
+        found.clear()
+        return total
+
+    torch.testing.assert_close(gridwise.distribute(collected, partition())(x), collected(x))
+    keeping = Collecting()
+    keeping.net[0].register_forward_hook(lambda module, given, y: kept.append(y))
+    with pytest.raises(UnsupportedError, match="keeps"):
+        gridwise.distribute(keeping, partition())(x)
+
+
 def normed() -> list[nn.Module]:
     torch.manual_seed(0)
     conv = [nn.Conv2d(4, 4, 3, padding=1) for _ in range(4)]

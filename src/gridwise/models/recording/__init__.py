@@ -3,7 +3,8 @@
 recording      the result
 record         one call of a model, on fake tensors of the global shapes
 tracing        all code that depends on torch's tracer
-interception   what a graph would lose of a model's code: kept, or refused by name; `regions`: checkpoints and Functions
+interception   what a graph would lose of a model's code: kept, or refused by name; `regions`: checkpoints and Functions;
+               `hooks`: forward hooks that return nothing
 checks         checks on values, whose one side only raises (`branches`)
 gradients      gradients that the model's code asks for itself
 numbers        what tensors that depend on no input hold, when the model's code asks; `keeping`: what it keeps of them

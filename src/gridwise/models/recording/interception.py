@@ -4,7 +4,7 @@ torch.autograd.Function     a region, with its backward
 torch.utils.checkpoint      a region
 torch.inference_mode        treated as no_grad
 BatchNorm(momentum=None)    the number of batches stays a tensor
-hooks of tensors, retain_grad, saved_tensors_hooks, full backward hooks; forward hooks that return nothing;
+hooks of tensors, retain_grad, saved_tensors_hooks, full backward hooks; most forward hooks that return nothing (`hooks`);
 random numbers of Python and NumPy, generators, seeds      refused
 """
 
@@ -30,14 +30,13 @@ from ...torch_internals.modules import (
     AnyBatchNorm,
     called,
     check_input_dim,
-    forward_hooks,
-    forward_pre_hooks,
     has_backward_hooks,
 )
 from ...torch_internals.operators import assert_async
 from ...torch_internals.tracer import TracedTensor, as_if_not_traced
 from .checks import ANSWERED, QUOTES, Checks
 from .gradients import note_gradients, note_requires_grad
+from .hooks import packages_of, watch_forward_hooks
 from .lines import calls_model, current_line
 from .numbers import KnownNumbers
 from .regions import Regions
@@ -188,8 +187,9 @@ def intercepting(modules: Mapping[str, torch.nn.Module], calls: Calls, regions: 
             stack.enter_context(patch.object(target, name, value))
         stack.enter_context(checkpoints_noted(regions.checkpoint, _reentrant(regions)))
         stack.enter_context(functions_noted(regions.forward_noted, regions.context_set_up))
+        packages = packages_of(modules.values())
         for path, module in modules.items():
-            _watch_forward_hooks(path, module)
+            watch_forward_hooks(path, module, packages, refusal)
             is_torchs = isinstance(module, AnyBatchNorm) and type(module).forward is AnyBatchNorm.forward
             if is_torchs and vars(module)["momentum"] is None:
                 module.__dict__["forward"] = lambda x, module=module: _mean_over_batches(module, x)
@@ -222,27 +222,6 @@ class _DefaultGenerator(torch.Generator):
         for name in ("manual_seed", "seed", "set_state"):
             setattr(made, name, _refusing(SEEDING, calls))
         return made
-
-
-def _watch_forward_hooks(path: str, module: torch.nn.Module) -> None:
-    """Refuse hooks that return nothing: they can only have side effects, which a recording does not repeat."""
-
-    def watched(hook: Callable[..., Any]) -> Callable[..., Any]:
-        @calls_model
-        def call(*args: object, **kwargs: object) -> Any:
-            result = hook(*args, **kwargs)
-            if result is None:
-                name = getattr(hook, "__qualname__", type(hook).__qualname__)
-                raise refusal(f"a forward hook that returns nothing ({name})", path or type(module).__name__)
-            return result
-
-        return call
-
-    for hooks in (forward_hooks(module), forward_pre_hooks(module)):
-        for key, hook in list(hooks.items()):
-            package = str(getattr(hook, "__module__", None) or type(hook).__module__).partition(".")[0]
-            if package != "torch":  # torch's older weight_norm and spectral_norm are hooks
-                hooks[key] = watched(hook)
 
 
 def _without_grad(self: Any) -> None:

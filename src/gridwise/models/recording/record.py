@@ -124,7 +124,7 @@ class _Attempt:
         finally:
             before.restore()
         real = {id(value): holding.value for value, holding in zip(values, holdings, strict=True)}
-        del values, given
+        del values, given, before  # with containers that the call has filled and replaced
         for node in module.graph.nodes:
             node.meta.pop("eager_input_vals", None)  # noted by torch for custom operators; would keep the fakes alive
         self._settle(fakes, module, numbers, real)

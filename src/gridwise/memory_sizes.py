@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -22,8 +23,7 @@ _WORD, _IS_MAPPED = ctypes.sizeof(ctypes.c_size_t), 2
 if _IS_GLIBC:
     _C_LIBRARY.malloc.restype, _C_LIBRARY.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     _C_LIBRARY.free.restype, _C_LIBRARY.free.argtypes = None, [ctypes.c_void_p]
-_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-_USED = (Path("/sys/fs/cgroup/memory.current"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"))
+_CONTROL_GROUPS, _OF_PROCESS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def number_of_bytes(size: str | int, asked: str = "plan", name: str = "memory") -> int:
@@ -45,7 +45,7 @@ def number_of_bytes(size: str | int, asked: str = "plan", name: str = "memory") 
 def largest() -> int:
     """The most bytes that a process can have here: memory and swap, or the limit of its control group if lower."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") + _of_meminfo("SwapTotal")
-    return min([total, *filter(None, map(_number, _LIMITS))])
+    return min([total, *(most for most, _ in _control_groups())])
 
 
 def free(device: torch.device) -> int:
@@ -53,12 +53,7 @@ def free(device: torch.device) -> int:
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + unused
-    found = [_of_meminfo("MemAvailable") or largest()]
-    for limit, used in zip(_LIMITS, _USED, strict=True):
-        most, now = _number(limit), _number(used)
-        if most is not None and now is not None:
-            found.append(max(0, most - now))
-    return min(found)
+    return min([_of_meminfo("MemAvailable") or largest(), *(max(0, most - now) for most, now in _control_groups())])
 
 
 def trim() -> None:
@@ -96,6 +91,35 @@ def occupy_free_blocks(size: int) -> list[int]:
 def free_blocks(addresses: list[int]) -> None:
     for address in addresses:
         _C_LIBRARY.free(address)
+
+
+def _control_groups() -> Iterator[tuple[int, int]]:
+    """The limit of each control group around this process, and what is used of it, but for files that can be dropped."""
+    with contextlib.suppress(OSError, ValueError):  # there are none
+        for line in _OF_PROCESS.read_text(encoding="utf-8").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers:
+                names = "memory.max", "memory.current", "inactive_file"
+            elif "memory" in controllers.split(","):
+                names = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+            else:
+                continue
+            root = _CONTROL_GROUPS / "memory" if controllers else _CONTROL_GROUPS
+            inner = root / path.lstrip("/")
+            for folder in (inner, *inner.parents):  # in a container, the outermost one that is there is its own
+                most, now = _number(folder / names[0]), _number(folder / names[1])
+                if most is not None:
+                    yield most, (now or 0) - _of_stat(folder / "memory.stat", names[2])
+                if folder == root:
+                    break
+
+
+def _of_stat(file: Path, name: str) -> int:
+    with contextlib.suppress(OSError, ValueError):
+        for line in file.read_text(encoding="ascii").splitlines():
+            if line.startswith(f"{name} "):
+                return int(line.split()[1])
+    return 0
 
 
 def _of_meminfo(name: str) -> int:

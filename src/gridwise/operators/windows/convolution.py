@@ -7,9 +7,10 @@ With groups, output channels see the input channels of their groups only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -33,17 +34,19 @@ def convolution(call: OperatorCall) -> Local:
 
 
 @dataclass(frozen=True)
-class ConvolutionOnBoxes:
-    """The operator: `lead` dims before those of space (batch and channels, or channels alone)."""
+class WindowedProduct:
+    """What plain and transposed convolutions share: `lead` dims before those of space (batch and channels, or channels)."""
 
     lead: int
-    windows: tuple[Windows, ...]
+    windows: tuple[Any, ...]
     stride: Shape
     dilation: Shape
     groups: int
     weight: Shape
     """The shape of the weight."""
     has_bias: bool
+    window: ClassVar[Callable[..., Any]]
+    """Makes what each dim of space has, of kernel, stride, padding, dilation and extent."""
 
     @classmethod
     def of(
@@ -55,8 +58,8 @@ class ConvolutionOnBoxes:
         padding: int | Sequence[int] | str,
         dilation: int | Sequence[int],
         groups: int,
-    ) -> ConvolutionOnBoxes:
-        """The convolution of an input with the shape `x`, with torch's arguments."""
+    ) -> Self:
+        """That of an input with the shape `x`, with torch's arguments; output padding is known from the output."""
         dims, kernel = len(weight) - 2, weight[2:]
         strides, dilations = each(stride, dims), each(dilation, dims)
         if isinstance(padding, str):
@@ -64,8 +67,26 @@ class ConvolutionOnBoxes:
             before = tuple(d * (k - 1) // 2 if same else 0 for k, d in zip(kernel, dilations, strict=True))
         else:
             before = each(padding, dims)
-        windows = tuple(map(Windows, kernel, strides, before, dilations, x[-dims:]))
+        windows = tuple(map(cls.window, kernel, strides, before, dilations, x[-dims:]))
         return cls(len(x) - dims, windows, strides, dilations, groups, weight, has_bias)
+
+    def outputs_of(self, box: Box) -> Interval:
+        """The output channels of a box."""
+        return box.start[self.lead - 1], box.stop[self.lead - 1]
+
+    def boxes(self, box: Box, inputs: Interval, rows: Iterable[Interval], weight: Iterable[Interval]) -> list[Box]:
+        """The boxes of input (these channels and rows), weight and bias that a box of the output needs."""
+        batch = [(box.start[0], box.stop[0])] if self.lead == 2 else []
+        found = [Box.of_intervals([*batch, inputs, *rows]), Box.of_intervals(weight)]
+        return [*found, Box.of_intervals([self.outputs_of(box)])] if self.has_bias else found
+
+
+@dataclass(frozen=True)
+class ConvolutionOnBoxes(WindowedProduct):
+    """The operator."""
+
+    windows: tuple[Windows, ...]
+    window = Windows
 
     @property
     def per_group(self) -> int:
@@ -78,19 +99,17 @@ class ConvolutionOnBoxes:
         return first * self.weight[1], last * self.weight[1]
 
     def needs(self, box: Box) -> list[Box]:
-        outputs = box.start[self.lead - 1], box.stop[self.lead - 1]
-        batch = [(box.start[0], box.stop[0])] if self.lead == 2 else []
-        found = [Box.of_intervals([*batch, self.inputs_of(outputs), *needed(self.windows, box, self.lead)])]
-        found.append(Box.of_intervals([outputs, *((0, n) for n in self.weight[1:])]))
-        return [*found, Box.of_intervals([outputs])] if self.has_bias else found
+        outputs = self.outputs_of(box)
+        weight = outputs, *((0, n) for n in self.weight[1:])
+        return self.boxes(box, self.inputs_of(outputs), needed(self.windows, box, self.lead), weight)
 
     def run(self, box: Box, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if not x.numel():
             return of_padding(box, self.lead, x, weight, bias)
         ends = zip(self.windows, box.start[self.lead :], box.stop[self.lead :], strict=True)
         padding, surplus = zip(*(w.padding(a, b) for w, a, b in ends), strict=True)
-        outputs = box.start[self.lead - 1], box.stop[self.lead - 1]
-        return cropped(self.in_groups(x, weight, bias, padding, outputs), crops_of(surplus, box, self.lead))
+        y = self.in_groups(x, weight, bias, padding, self.outputs_of(box))
+        return cropped(y, crops_of(surplus, box, self.lead))
 
     def in_groups(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: Sequence[int], outputs: Interval

@@ -21,12 +21,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...grid import Box, Interval, Shape, group_runs, groups_of, transposed_need
+from ...grid import Box, Interval, group_runs, groups_of, transposed_need
 from ..call import OperatorCall
 from ..on_boxes import Local
 from ..table import operator
-from .convolution import convolution, of_padding
-from .one_dim import each
+from .convolution import WindowedProduct, convolution, of_padding
 
 CONV_TRANSPOSE: dict[int, Callable[..., Tensor]] = {
     1: torch.conv_transpose1d, 2: torch.conv_transpose2d, 3: torch.conv_transpose3d,
@@ -90,34 +89,11 @@ def transposed_convolution(call: OperatorCall) -> Local:
 
 
 @dataclass(frozen=True)
-class TransposedOnBoxes:
-    """The operator: `lead` dims before those of space (batch and channels, or channels alone)."""
+class TransposedOnBoxes(WindowedProduct):
+    """The operator; its weight is (input channels, output channels of a group, *kernel)."""
 
-    lead: int
     windows: tuple[TransposedWindows, ...]
-    stride: Shape
-    dilation: Shape
-    groups: int
-    weight: Shape
-    """The shape of the weight: (input channels, output channels of a group, *kernel)."""
-    has_bias: bool
-
-    @classmethod
-    def of(
-        cls,
-        x: Shape,
-        weight: Shape,
-        has_bias: bool,
-        stride: int | Sequence[int],
-        padding: int | Sequence[int],
-        dilation: int | Sequence[int],
-        groups: int,
-    ) -> TransposedOnBoxes:
-        """That of an input with the shape `x`, with torch's arguments; output padding is known from the output."""
-        dims = len(weight) - 2
-        strides, paddings, dilations = (each(size, dims) for size in (stride, padding, dilation))
-        windows = tuple(map(TransposedWindows, weight[2:], strides, paddings, dilations, x[-dims:]))
-        return cls(len(x) - dims, windows, strides, dilations, groups, weight, has_bias)
+    window = TransposedWindows
 
     def _rows(self, box: Box) -> list[tuple[Interval, Interval]]:
         """For each dim of space the outputs, and the inputs that reach them."""
@@ -125,16 +101,14 @@ class TransposedOnBoxes:
         return [((a, b), window.need((a, b))) for window, a, b in ends]
 
     def needs(self, box: Box) -> list[Box]:
-        outputs, per_group = (box.start[self.lead - 1], box.stop[self.lead - 1]), self.weight[1]
+        outputs, per_group = self.outputs_of(box), self.weight[1]
         first, last = groups_of(outputs, per_group)
         per_input = self.weight[0] // self.groups
         inputs, columns = (first * per_input, last * per_input), (0, per_group)
         if last - first == 1:
             columns = outputs[0] - first * per_group, outputs[1] - first * per_group
-        batch = [(box.start[0], box.stop[0])] if self.lead == 2 else []
-        found = [Box.of_intervals([*batch, inputs, *(rows for _, rows in self._rows(box))])]
-        found.append(Box.of_intervals([inputs, columns, *((0, n) for n in self.weight[2:])]))
-        return [*found, Box.of_intervals([outputs])] if self.has_bias else found
+        weight = inputs, columns, *((0, n) for n in self.weight[2:])
+        return self.boxes(box, inputs, (rows for _, rows in self._rows(box)), weight)
 
     def cuts(self, box: Box) -> list[OutputCrop]:
         """How the outputs are cut out of what torch makes of the inputs that reach them."""
@@ -146,9 +120,7 @@ class TransposedOnBoxes:
         cuts = self.cuts(box)
         crops = [-n for cut in reversed(cuts) for n in cut.crop]
         pads = any(n > 0 for n in crops)
-        y = self._in_groups(
-            x, weight, None if pads else bias, cuts, (box.start[self.lead - 1], box.stop[self.lead - 1])
-        )
+        y = self._in_groups(x, weight, None if pads else bias, cuts, self.outputs_of(box))
         if any(crops):
             y = F.pad(y, crops)
         return y + bias.to(y.dtype).view(-1, *(1,) * len(cuts)) if pads and bias is not None else y

@@ -1,9 +1,9 @@
-"""Distribute every model of the zoo on four workers and compare.
+"""Distribute every model of the zoo on four workers and compare; then the same by tiles on one.
 
     python -m zoo.run [name ...] [--fresh] [--threads] [--kept] [--write]
 
-Each finding is kept in out/zoo.jsonl as soon as it is there; a run that was interrupted goes on where it stopped. With names,
-only models whose names begin so. `--write` puts the table into docs/zoo.md.
+Each finding is kept in out/zoo.jsonl, or in out/zoo-tiled.jsonl, as soon as it is there; a run that was interrupted goes on
+where it stopped. With names, only models whose names begin so. `--write` puts the table into docs/zoo.md.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
@@ -22,7 +22,7 @@ from rich.progress import Progress
 
 from gridwise.comm.launching.pool import Pool
 
-from . import threads
+from . import threads, tiled
 from .catalogue import Specimen, specimens
 from .check import Finding, check
 
@@ -50,14 +50,20 @@ def main() -> None:
         chosen.sort(key=lambda each: [each.name.startswith(name) for name in arguments.names].index(True))
     if arguments.fresh:
         KEPT.unlink(missing_ok=True)
+        tiled.KEPT.unlink(missing_ok=True)
     done = kept()
     if arguments.kept:
         findings = [done[each.name] for each in chosen if each.name in done]
     else:
         findings = examine(chosen, done, arguments.transport, arguments.threads)
+    names = [each.name for each in chosen]
+    by_tiles = tiled.kept() if arguments.kept else tiled.examine(names)
     if arguments.write:
-        TABLE.write_text(table(findings, [each.name for each in chosen]))
-    sys.exit(verdict(findings))
+        TABLE.write_text(table(findings, names, by_tiles))
+    wrong = [name for name in names if name in by_tiles and by_tiles[name].outcome == "wrong"]
+    for name in wrong:
+        print(f"wrong by tiles: {name}: {by_tiles[name].error:.1e}")
+    sys.exit(verdict(findings) or int(bool(wrong)))
 
 
 def kept() -> dict[str, Finding]:
@@ -116,7 +122,25 @@ def library(name: str) -> str:
     return LIBRARY_NAMES[name.partition(".")[0]]
 
 
-def table(findings: list[Finding], names: Sequence[str]) -> str:
+def of_tiles(found: tiled.TiledFinding | None) -> str:
+    """What came of a model by tiles, as a cell of the table."""
+    if found is None:
+        return "not yet run"
+    if found.outcome == "equal":
+        return f"{found.error:.0e}, {found.tiles:,} tiles"
+    return f"{found.outcome}: {found.text.splitlines()[0][:120] if found.text else f'{found.error:.0e}'}"
+
+
+def about_tiles(by_tiles: Mapping[str, tiled.TiledFinding]) -> str:
+    counts = Counter(found.outcome for found in by_tiles.values())
+    return (
+        f"*By tiles* is `gridwise.tiled` on one worker, with at least 3 x 3 tiles (volumes: 2 x 2 x 2), in training and in "
+        f"evaluation mode: {len(by_tiles)} were tried, {counts['equal']} are equal, {counts['refused']} are refused, "
+        f"{counts['wrong']} are wrong, {counts['failed']} could not be tried."
+    )
+
+
+def table(findings: list[Finding], names: Sequence[str], by_tiles: Mapping[str, tiled.TiledFinding]) -> str:
     """The page of the documentation, of what was found of the models of these names."""
     found = {finding.name: finding for finding in findings}
     counts = Counter(finding.outcome for finding in findings)
@@ -139,6 +163,8 @@ def table(findings: list[Finding], names: Sequence[str]) -> str:
         "change of the input by 1e-15 causes in the sequential model. A model of which a worker computes more than nine "
         "tenths counts as refused.",
         "",
+        about_tiles(by_tiles),
+        "",
         "| library | models | tried | equal | refused | wrong | worst error |",
         "|---|---|---|---|---|---|---|",
     ]
@@ -154,19 +180,20 @@ def table(findings: list[Finding], names: Sequence[str]) -> str:
         "Shares are those of the worker that has most, of the sequential model: floating-point operations of forward and "
         "backward, and bytes that autograd keeps, parameters apart. A quarter each would be perfect.",
         "",
-        "| model | operators | outcome | error | operations | saved for backward | gathers |",
-        "|---|---|---|---|---|---|---|",
+        "| model | operators | outcome | error | operations | saved for backward | gathers | by tiles |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name in names:
+        tiles = of_tiles(by_tiles.get(name))
         one = found.get(name)
         if one is None:
-            rows.append(f"| {name} | | not yet run | | | | |")
+            rows.append(f"| {name} | | not yet run | | | | | {tiles} |")
         elif one.outcome in ("equal", "wrong"):
             shares = f"{one.error:.0e} | {one.flops:.2f} | {one.saved:.2f} | {', '.join(one.gathers) or '-'}"
-            rows.append(f"| {name} | {one.nodes} | {one.outcome} | {shares} |")
+            rows.append(f"| {name} | {one.nodes} | {one.outcome} | {shares} | {tiles} |")
         else:
             reason = one.text.splitlines()[0][:200] if one.text else ""
-            rows.append(f"| {name} | {one.nodes or ''} | {one.outcome}: {reason} | | | | |")
+            rows.append(f"| {name} | {one.nodes or ''} | {one.outcome}: {reason} | | | | | {tiles} |")
     return "\n".join(rows) + "\n"
 
 

@@ -1,5 +1,7 @@
 """One model by tiles against itself: outputs, gradients of the input and of parameters, buffers; in training and in eval mode.
 
+    python -m zoo.tiled [name ...]
+
 Pictures are cut into 8 x 8 tiles where a tensor has their size, volumes into 4 x 4 x 4. A model that draws random
 numbers is compared with itself on one worker, whose numbers depend on global indices too.
 """
@@ -7,16 +9,24 @@ numbers is compared with itself on one worker, whose numbers depend on global in
 from __future__ import annotations
 
 import copy
+import json
+import multiprocessing
+import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 import gridwise
 
-from .catalogue import Specimen
+from .catalogue import Specimen, specimens
 from .check import EXACT, SENSITIVITY, Step, counted, differences, specimen_of
 
+KEPT = Path(__file__).parents[1] / "out" / "zoo-tiled.jsonl"
+LIMIT = 900.0
+"""Seconds that a model may take."""
 LEAST = 5
 """The least rows of a tile: a latent of one row becomes a picture of many."""
 
@@ -56,6 +66,33 @@ def check_tiled(name: str) -> dict[str, Any]:
     return asdict(found)
 
 
+def kept() -> dict[str, TiledFinding]:
+    """What was found before, by the names of models."""
+    lines = KEPT.read_text().splitlines() if KEPT.exists() else []
+    return {each["name"]: TiledFinding(**each) for each in map(json.loads, lines)}
+
+
+def examine(names: Sequence[str]) -> dict[str, TiledFinding]:
+    """A finding for each model, those that are kept taken over; in another process, which may hang or die."""
+    found = kept()
+    KEPT.parent.mkdir(exist_ok=True)
+    context = multiprocessing.get_context("spawn")
+    for name in names:
+        if name in found:
+            continue
+        with context.Pool(1) as pool:
+            try:
+                found[name] = TiledFinding(**pool.apply_async(check_tiled, (name,)).get(LIMIT))
+            except multiprocessing.TimeoutError:
+                found[name] = TiledFinding(name, "failed", text=f"not done after {LIMIT:.0f} s")
+            except Exception as error:
+                found[name] = TiledFinding(name, "failed", text=f"{type(error).__name__}: {error}")
+        with KEPT.open("a") as file:
+            file.write(json.dumps(asdict(found[name])) + "\n")
+        print(f"{found[name].outcome:8} {name:44} by tiles {found[name].text[:90]}")
+    return found
+
+
 def tile_of(specimen: Specimen) -> tuple[int, ...]:
     space = specimen.shape[2:]
     return tuple(max(LEAST, -(-n // (4 if len(space) == 3 else 8))) for n in space)
@@ -87,3 +124,7 @@ def _step(model: torch.nn.Module, x: torch.Tensor, others: dict[str, Any]) -> St
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     made = counted(lambda: model(x, **others), parameters, buffers, x, counts=False)
     return replace(made, of_parameters={name: g.clone() for name, g in made.of_parameters.items()})
+
+
+if __name__ == "__main__":
+    examine([each.name for each in specimens(sys.argv[1:])])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import importlib
 
+import numpy as np
 import pytest
 import torch
 
@@ -82,6 +83,13 @@ def test_an_ensemble_and_further_arguments():
         scaled = inferer(volume(), lambda x, by, *, plus: by * x + plus, torch.full((1,), 2.0), plus=1.0)
     torch.testing.assert_close(scaled, 2 * volume() + 1)
     assert len(inferer._kept) == 3
+
+
+def test_a_file_is_an_input_too(tmp_path):
+    np.save(tmp_path / "volume.npy", volume().numpy())
+    model = unet()
+    with torch.no_grad():
+        torch.testing.assert_close(adapter().ExactInferer(tile=16)(tmp_path / "volume.npy", model), model(volume()))
 
 
 def test_gradients_pass():

@@ -17,7 +17,7 @@ MOST = {
     "parameter, load": 31,
     "innovation, a step": 31,
     "model, forward": 31,
-    "model, backward": 13,
+    "model, backward": 14,
 }
 
 

@@ -226,7 +226,9 @@ def test_the_state_of_one_kind_of_optimiser_does_not_go_into_another(tmp_path: P
         checkpoint.load(tmp_path / "c", {"net": other_net, "optim": other})
         assert str(other.state_dict()) == str(optimiser.state_dict())
         return
-    with pytest.raises(CheckpointMismatch, match=f"optimiser {type(optimiser).__name__}, and {type(other).__name__} in"):
+    with pytest.raises(
+        CheckpointMismatch, match=f"optimiser {type(optimiser).__name__}, and {type(other).__name__} in"
+    ):
         checkpoint.load(tmp_path / "c", {"net": other_net, "optim": other})
     assert str((other_net.state_dict(), other.state_dict())) == str(before)
 

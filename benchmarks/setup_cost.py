@@ -68,7 +68,7 @@ def set_up(make: Callable, size: int, shape: tuple[int, ...]) -> tuple[float, in
     place = size // 2 + size // 4
     world = gridwise.world(ledger.worker(place))
     P = world.create_cartesian_topology_partition(shape)
-    layout = Layout.balanced(P.grid, [8 * p for p in shape])
+    layout = Layout.balanced(P.geometry, [8 * p for p in shape])
     ledger.declare(layout)
     x = torch.empty(layout.block(place).shape, device="meta")
     start = time.perf_counter()

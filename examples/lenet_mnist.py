@@ -79,7 +79,7 @@ def owners(sequential: nn.Sequential, P_x: gridwise.CartesianPartition) -> dict[
         x = layer(x)
         if isinstance(layer, nn.Conv2d | nn.AvgPool2d | nn.MaxPool2d | nn.Linear):
             P_y = gridwise.distribute(sequential[: i + 1], P_x, example=(BATCH, 1, 28, 28)).P_y
-            layouts[f"{name}: {type(layer).__name__}"] = Layout.balanced(P_y.grid, x.shape)
+            layouts[f"{name}: {type(layer).__name__}"] = Layout.balanced(P_y.geometry, x.shape)
     return layouts
 
 

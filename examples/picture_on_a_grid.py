@@ -52,7 +52,10 @@ def main() -> list[tuple[str, str, str]]:
         table.append((name, str(tuple(result.shape)), f"{error:.1e}"))
     if P_world.rank == 0:
         assert torch.equal(gathered, whole), "the picture came back changed"
-        layouts = {"blocks": Layout.balanced(P_x.grid, whole.shape), "rows": Layout.balanced(P_rows.grid, whole.shape)}
+        layouts = {
+            "blocks": Layout.balanced(P_x.geometry, whole.shape),
+            "rows": Layout.balanced(P_rows.geometry, whole.shape),
+        }
         near = layouts["blocks"].block(0)
         needed = {0: Box((0, 0), tuple(end + HALO for end in near.stop))}
         show.owners(

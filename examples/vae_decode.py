@@ -88,7 +88,7 @@ def main() -> tuple[float, float] | None:
         return None
     whole, alone = peak_of(lambda: model.decode(latent, return_dict=False)[0])
     picture = whole[0, :, -1].mean(0).numpy()
-    layouts = {"who decoded what": Layout.balanced(P_y.grid, whole.shape)}
+    layouts = {"who decoded what": Layout.balanced(P_y.geometry, whole.shape)}
     gridwise.show.owners(layouts, "out/vae_decode.png", image=picture, title="The last frame")
     return float((video - whole).abs().max()), shares[0] / alone
 

@@ -11,6 +11,7 @@ import torch
 
 import gridwise
 from gridwise.errors import MismatchError, PartitionError
+from gridwise.grid import Layout
 from gridwise.testing import workers
 
 
@@ -35,6 +36,23 @@ def test_workers_outside_get_an_inactive_partition_that_knows_the_shape():
     assert P.rank == {2: 0, 0: 1}.get(world.rank, -1)
     assert P.index == {2: (0, 0), 0: (0, 1)}.get(world.rank)
     assert "inactive" in repr(P) or P.active
+
+
+@workers(4)
+def test_a_grid_of_the_world_is_made_from_its_extents():
+    P = gridwise.world().grid(1, 1, 2, 2)
+    assert gridwise.world().create_cartesian_topology_partition([1, 1, 2, 2]) == P
+    assert gridwise.world().create_partition_inclusive([2, 0]).grid(2).ranks == (2, 0)
+    with pytest.raises(PartitionError, match="6 places, but there are 4 workers"):
+        gridwise.world().grid(2, 3)
+
+
+def test_what_was_the_grid_of_a_partition_is_named_in_the_error():
+    P = gridwise.world().grid(1, 1)
+    assert Layout.balanced(P.geometry, (4, 6)).block(P.transport.rank).shape == (4, 6)
+    for make in (lambda: Layout.balanced(P.grid, (4, 6)), lambda: Layout(P.grid, ((0, 4), (0, 6)))):
+        with pytest.raises(PartitionError, match=r"P_x\.geometry"):
+            make()
 
 
 @workers(4)

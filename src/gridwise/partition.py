@@ -1,7 +1,7 @@
 """Partitions: a grid of workers, the transport between them, and this worker's place on the grid.
 
-    P_world = gridwise.world()
-    P_x = P_world.create_partition_inclusive(range(4)).create_cartesian_topology_partition([1, 1, 2, 2])
+    P_x = gridwise.world().grid(1, 1, 2, 2)        all workers; P_x: the partition of a tensor x
+    P_y = gridwise.world().create_partition_inclusive([0, 1]).grid(1, 1, 2, 1)
 
 A partition is a value. Making one sends nothing, so there is nothing to free: the transport creates a group at its first
 use and shares it between all partitions of the same workers. Every worker can make every partition; on workers outside
@@ -38,7 +38,7 @@ class Partition:
     Parameters
     ----------
     transport : the connection to the other workers
-    grid : the workers and their arrangement; use `gridwise.world()` and the methods below to make a partition
+    geometry : the workers and their arrangement; use `gridwise.world()` and the methods below to make a partition
 
     Attributes
     ----------
@@ -47,6 +47,7 @@ class Partition:
     size, shape, dim : of the grid, the same on every worker
     index : this worker's coordinates, None if it is not active
     ranks : the workers, as ranks of the world
+    geometry : the workers and their arrangement, as a `gridwise.grid.Grid`
 
     Examples
     --------
@@ -56,41 +57,49 @@ class Partition:
     (True, 1, (0,))
     """
 
-    def __init__(self, transport: Transport, grid: Grid) -> None:
+    def __init__(self, transport: Transport, geometry: Grid) -> None:
         self.transport = transport
-        self.grid = grid
-        self.active = self._includes_me = transport.rank in grid
+        self.geometry = geometry
+        self.active = self._includes_me = transport.rank in geometry
 
     @property
     def rank(self) -> int:
-        return self.grid.place_of(self.transport.rank) if self.active else NOBODY
+        return self.geometry.place_of(self.transport.rank) if self.active else NOBODY
 
     @property
     def size(self) -> int:
-        return self.grid.size
+        return self.geometry.size
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.grid.shape
+        return self.geometry.shape
 
     @property
     def dim(self) -> int:
-        return self.grid.dim
+        return self.geometry.dim
 
     @property
     def index(self) -> Index | None:
-        return self.grid.index_of(self.transport.rank) if self.active else None
+        return self.geometry.index_of(self.transport.rank) if self.active else None
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        return self.grid.ranks
+        return self.geometry.ranks
 
     @property
     def team(self) -> Team:
         """The workers in the transport's order."""
-        return self.grid.members
+        return self.geometry.members
 
     # Making other partitions
+
+    def grid(self, *shape: int) -> CartesianPartition:
+        """The same workers on a grid of this shape, in row-major order: ``gridwise.world().grid(1, 1, 2, 2)``.
+
+        It has an axis for each dim of a tensor, and the extent of an axis says into how many parts the dim is cut. The
+        product of the extents is the number of workers.
+        """
+        return self.create_cartesian_topology_partition(shape)
 
     def create_partition_inclusive(self, ranks: Iterable[int]) -> Partition:
         """The partition of the given workers, in that order; `ranks` are ranks within this partition."""
@@ -125,7 +134,7 @@ class Partition:
         self, P_dest: Partition, transpose_src: bool = False, transpose_dest: bool = False
     ) -> tuple[Partition, Partition]:
         """(P_send, P_recv): the team that this worker copies to, and the team it receives with; each root is first."""
-        copies = Copies(self.grid, P_dest.grid, transpose_src, transpose_dest)
+        copies = Copies(self.geometry, P_dest.geometry, transpose_src, transpose_dest)
         me = self.transport.rank
         send = recv = NO_WORKERS
         if me in copies.source:
@@ -146,7 +155,7 @@ class Partition:
         """The workers that differ from this one only along `axes_reduce`, on a grid of those axes."""
         axes = resolve_axes(self.dim, axes_reduce, "axes_reduce")
         shape = tuple(self.shape[axis] for axis in axes)
-        ranks = self.grid.team_along(self.transport.rank if self.active else self.ranks[0], axes)
+        ranks = self.geometry.team_along(self.transport.rank if self.active else self.ranks[0], axes)
         team = CartesianPartition(self.transport, Grid(ranks, shape))
         return team if self.active else team._without_me()
 
@@ -164,7 +173,7 @@ class Partition:
     def broadcast_data(self, data: Any, root: int = 0, P_data: Partition | None = None) -> np.ndarray | None:
         """The array passed by worker `root` of `P_data` (default: of this partition), on every active worker."""
         owners = P_data or self
-        if not 0 <= root < owners.size or owners.ranks[root] not in self.grid:
+        if not 0 <= root < owners.size or owners.ranks[root] not in self.geometry:
             raise PartitionError(f"`root` (={root}) is no worker of {owners} inside {self}.")
         if not self.active:
             return None
@@ -236,12 +245,12 @@ class Partition:
             isinstance(other, Partition)
             and type(self) is type(other)
             and self.transport is other.transport
-            and self.grid == other.grid
+            and self.geometry == other.geometry
             and self._includes_me == other._includes_me  # not `active`, which may change while this is a key
         )
 
     def __hash__(self) -> int:
-        return hash((id(self.transport), self.grid))
+        return hash((id(self.transport), self.geometry))
 
     def __deepcopy__(self, memo: dict) -> Partition:
         return self
@@ -256,7 +265,7 @@ class Partition:
         return f"<{type(self).__name__} {shape} of workers {ranks} on {self.transport.name}, here {where}>"
 
     def _repr_html_(self) -> str:
-        drawing = Layout.balanced(self.grid, self.shape)._repr_html_() if 0 not in self.shape else None
+        drawing = Layout.balanced(self.geometry, self.shape)._repr_html_() if 0 not in self.shape else None
         return f"<div>{escape(repr(self))}</div>{drawing or ''}"
 
 
@@ -295,8 +304,8 @@ class CartesianPartition(Partition):
         world_rank = self.ranks[self._checked(rank)]
         pairs = []
         for axis in range(self.dim):
-            around = [self.grid.neighbour(world_rank, axis, step) for step in (-1, 1)]
-            left, right = (NOBODY if peer is None else self.grid.place_of(peer) for peer in around)
+            around = [self.geometry.neighbour(world_rank, axis, step) for step in (-1, 1)]
+            left, right = (NOBODY if peer is None else self.geometry.place_of(peer) for peer in around)
             pairs.append((left, right))
         return pairs
 
@@ -353,7 +362,7 @@ def local_slice(P_x: Partition, global_shape: Sequence[int]) -> tuple[slice, ...
     >>> gridwise.local_slice(P_x, (4, 6))
     (slice(0, 4, None), slice(0, 6, None))
     """
-    layout = Layout.balanced(P_x.grid, global_shape)
+    layout = Layout.balanced(P_x.geometry, global_shape)
     return layout.block(P_x.transport.rank).slices if P_x.active else (slice(0, 0),) * P_x.dim
 
 

@@ -31,7 +31,7 @@ def numbers(*shape: int, dtype: str = "f4") -> np.ndarray:
 
 def part_of(whole: torch.Tensor, P: gridwise.CartesianPartition, halo=None) -> torch.Tensor:
     """This worker's block, with its halo, of a tensor that lies on `P`."""
-    block = Layout.balanced(P.grid, whole.shape).block(P.transport.rank)
+    block = Layout.balanced(P.geometry, whole.shape).block(P.transport.rank)
     pairs = halo or [(0, 0)] * whole.dim()
     return whole[
         tuple(

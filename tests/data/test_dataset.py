@@ -78,7 +78,7 @@ def test_beyond_the_edges_of_an_image_are_zeros_if_asked_for(dtype):
     P, halo = partition(1, 1, *((2, 2) if world.size == 4 else (1, 1))), [(0, 0), (0, 0), (1, 2), (3, 0)]
     dataset = BlockDataset(whole, P, halo, edges="zeros")
     around = torch.nn.functional.pad(whole, (3, 0, 1, 2))
-    box = Layout.balanced(P.grid, whole.shape).block(world.rank)
+    box = Layout.balanced(P.geometry, whole.shape).block(world.rank)
     rows, columns = slice(box.start[2], box.stop[2] + 3), slice(box.start[3], box.stop[3] + 3)
     assert torch.equal(dataset.read([2, 0]), around[[2, 0], :, rows, columns])
     assert torch.equal(dataset[1], around[1, :, rows, columns])

@@ -72,7 +72,7 @@ class Expected:
     ) -> tuple[Errors, Program]:
         """On one worker of a grid of this shape, all of whom enter."""
         P = CartesianPartition(transport, Grid(tuple(range(transport.size)), tuple(shape)))
-        layouts = layouts or [Layout.balanced(P.grid, x.shape) if x.dim() == P.dim else None for x in self.inputs]
+        layouts = layouts or [Layout.balanced(P.geometry, x.shape) if x.dim() == P.dim else None for x in self.inputs]
         program, model, rank = place(self.recording, layouts, P, gather), copy.deepcopy(self.twin), transport.rank
         blocks = [
             x.detach()[... if layout is None else layout.block(rank).slices].clone().requires_grad_(x.requires_grad)

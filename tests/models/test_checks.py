@@ -102,7 +102,7 @@ def test_one_message_for_all_checks() -> None:
 
     def count(transport: Transport) -> None:
         P = CartesianPartition(transport, Grid(tuple(range(transport.size)), (2, 1, 1, 1)))
-        layout = gridwise.grid.Layout.balanced(P.grid, (4, 4, 6, 5))
+        layout = gridwise.grid.Layout.balanced(P.geometry, (4, 4, 6, 5))
         program = place(recording, [layout], P)
         plain = transport.all_max
         transport.all_max = lambda array, team, what: (calls.append(what), plain(array, team, what))[1]  # type: ignore[method-assign]

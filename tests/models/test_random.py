@@ -160,7 +160,7 @@ def test_rrelu_draws_by_global_indices() -> None:
         assert len(found[0].unique()) > 100
     with gridwise.sequential_random(), pytest.raises(UnsupportedError, match="draws slopes of negative elements only"):
         model(mine)
-    P = gridwise.Partition(world.transport, P.grid)
+    P = gridwise.Partition(world.transport, P.geometry)
     whole = gridwise.distribute(lambda x: F.rrelu(x, 0.1, 0.3, True), P.create_cartesian_topology_partition((4,)), x=P)
     with gridwise.sequential_random():
         torch.manual_seed(3)

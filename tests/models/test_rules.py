@@ -168,7 +168,7 @@ def test_gradients_of_gradients() -> None:
     torch.manual_seed(2)
     model = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Tanh(), nn.Flatten(1), nn.Linear(72, 3)).double()
     P = gridwise.world().create_cartesian_topology_partition((1, 1, 2, 2))
-    layout, whole = Layout.balanced(P.grid, (2, 2, 4, 6)), input_of((2, 2, 4, 6))
+    layout, whole = Layout.balanced(P.geometry, (2, 2, 4, 6)), input_of((2, 2, 4, 6))
     program = place(recorded(model, [whole]), [layout], P)
     held = {name: value.detach().clone().requires_grad_() for name, value in model.named_parameters()}
 
@@ -278,7 +278,7 @@ def test_random_numbers_do_not_depend_on_the_grid() -> None:
 
         def run(transport: Any, grid: Any = grid) -> Tensor:
             P = gridwise.CartesianPartition(transport, Grid(tuple(range(transport.size)), grid))
-            layout = Layout.balanced(P.grid, x.shape)
+            layout = Layout.balanced(P.geometry, x.shape)
             torch.manual_seed(11)
             (y,) = place(recording, [layout], P)({}, {}, [x[layout.block(transport.rank).slices]])
             return y

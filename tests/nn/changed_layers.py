@@ -138,7 +138,7 @@ def _cut(inputs: tuple[Tensor, ...], P: Any) -> tuple[Tensor, ...]:
 
 def _block(P: Any, shape: tuple[int, ...], dims: int) -> tuple[slice, ...]:
     """This worker's part of a tensor with all dims of the grid, or without the channels."""
-    grid = P.grid if len(shape) == dims else Grid(P.ranks, (P.shape[0], *P.shape[2:]))
+    grid = P.geometry if len(shape) == dims else Grid(P.ranks, (P.shape[0], *P.shape[2:]))
     return Layout.balanced(grid, tuple(shape)).block(gridwise.world().rank).slices
 
 

@@ -88,7 +88,7 @@ def check(case: Case, seed: int = 0) -> str:
     if P_y.active:
         lacking = P_y.dim - dy.dim()
         target = _output_layout(
-            case, _source_of(case, P_x), Layout.balanced(P_y.grid, (1,) * lacking + tuple(dy.shape))
+            case, _source_of(case, P_x), Layout.balanced(P_y.geometry, (1,) * lacking + tuple(dy.shape))
         )
         block = target.block(world.rank).slices[lacking:]
         for out, out_seq in zip(outs, outs_seq, strict=True):
@@ -149,12 +149,12 @@ def _block_of(case: Case, P_x: gridwise.CartesianPartition, x: Tensor) -> tuple[
 def _source_of(case: Case, P_x: gridwise.CartesianPartition) -> Layout:
     """The blocks of the input, with a batch dim where the grid has one and the input has not."""
     lacking = P_x.dim - len(case.shape)
-    balanced = Layout.balanced(P_x.grid, (1,) * lacking + case.shape)
+    balanced = Layout.balanced(P_x.geometry, (1,) * lacking + case.shape)
     if not case.extents:
         return balanced
     given = (None,) * lacking + case.extents
     cuts = [line if e is None else cuts_from_extents(e) for line, e in zip(balanced.cuts, given, strict=True)]
-    return Layout(P_x.grid, tuple(cuts))
+    return Layout(P_x.geometry, tuple(cuts))
 
 
 def _output_layout(case: Case, source: Layout, balanced: Layout) -> Layout:

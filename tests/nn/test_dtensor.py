@@ -172,7 +172,7 @@ def _onto_a_grid(path: str, back: str) -> None:
     state: dict[str, Any] = {}
     for name, shape, grid in (("w", (7, 4), (1, 3)), ("v", (5, 6), (3, 1))):
         P_x = world.create_cartesian_topology_partition(grid)
-        layout = gridwise.grid.Layout.balanced(P_x.grid, shape)
+        layout = gridwise.grid.Layout.balanced(P_x.geometry, shape)
         block = torch.zeros(layout.block(world.rank).shape).as_subclass(BlockTensor)
         block.placement, block.block = layout, layout.block(world.rank)
         state[name] = block

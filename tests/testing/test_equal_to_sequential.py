@@ -52,7 +52,7 @@ def test_one_worker_is_wrong_and_all_are_told(wrong: Callable[[Tensor], Tensor],
 @workers(2)
 def test_a_parameter_is_compared_and_blocks_lie_where_the_layout_says() -> None:
     P_x = gridwise.world().create_cartesian_topology_partition([2, 1])
-    x, layout = torch.randn(5, 2), gridwise.grid.Layout(P_x.grid, ((0, 1, 5), (0, 2)))
+    x, layout = torch.randn(5, 2), gridwise.grid.Layout(P_x.geometry, ((0, 1, 5), (0, 2)))
     sequential = Scaled()
     with pytest.raises(CheckFailed, match="the gradient of 'weight' differs"):  # which nobody has summed
         check_equal_to_sequential(Scaled(), sequential, x, P_x, layout=layout)

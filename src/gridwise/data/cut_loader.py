@@ -59,7 +59,7 @@ class CutLoader:
             )
         self.loader, self.reads, self.seed = loader, reads, int(seed)
         self.transport = self.partitions[0].transport
-        self.team = union_of([P.grid for P in self.partitions])
+        self.team = union_of([P.geometry for P in self.partitions])
         self.root = self.partitions[0].ranks[0]
         self._position = Position()
 
@@ -128,7 +128,7 @@ class CutLoader:
             return zero_volume_tensor(len(x), x.dtype)
         if not isinstance(P, CartesianPartition):
             return x
-        return x[Layout.balanced(P.grid, x.shape).block(P.transport.rank).slices].clone()
+        return x[Layout.balanced(P.geometry, x.shape).block(P.transport.rank).slices].clone()
 
     def _read_by_first(self, batches: Iterator[list[Tensor] | DataError]) -> Any:
         is_root = self.transport.rank == self.root

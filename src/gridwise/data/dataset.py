@@ -87,7 +87,7 @@ class BlockDataset:
                     f"BlockDataset: `P_x` (={P!r}) must be a partition, or a tuple of them for a tuple of arrays."
                 )
         self.transport = self.partitions[0].transport
-        self.team = union_of([P.grid for P in self.partitions])
+        self.team = union_of([P.geometry for P in self.partitions])
         halos, dims = self._each("halo", halo, len(given)), self._each("sample_dim", sample_dim, len(given))
         channels, dtypes = self._each("add_channel", add_channel, len(given)), self._each("dtype", dtype, len(given))
         self.halos = [_halo(wish, P) for wish, P in zip(halos, self.partitions, strict=True)]
@@ -190,7 +190,7 @@ class BlockDataset:
 
     def _own(self, P: CartesianPartition, shape: Shape, count: int, uncut: bool) -> Box:
         """This worker's box without its halo."""
-        box = Layout.balanced(P.grid, shape).block(P.transport.rank)
+        box = Layout.balanced(P.geometry, shape).block(P.transport.rank)
         return Box((0, *box.start[1:]), (count, *box.stop[1:])) if uncut else box
 
     # Arguments

@@ -72,7 +72,7 @@ class BlockWriter:
             stored = torch.empty(0, dtype=dtype).numpy().dtype
         except TypeError:
             raise PartitionError(f"BlockWriter: files cannot hold {dtype}.\n  fix: dtype=torch.float32.") from None
-        largest = Layout.balanced(P_x.grid, self.shape).block(P_x.ranks[0]).shape
+        largest = Layout.balanced(P_x.geometry, self.shape).block(P_x.ranks[0]).shape
         wish = whole_numbers(chunks, "chunks") if chunks is not None else chunks_for(largest, stored.itemsize)
         if len(wish) != len(self.shape) or min(wish, default=1) < 1:
             raise PartitionError(
@@ -95,7 +95,7 @@ class BlockWriter:
             return
         self._together(lambda: self._check(rows), lambda _: f"rows {rows}")
         x, says = block.detach().to("cpu", self.dtype), self._title
-        layout, _ = agree_layout(self._transport, self.P_x.team, says, self.P_x.grid, x)
+        layout, _ = agree_layout(self._transport, self.P_x.team, says, self.P_x.geometry, x)
         if layout.global_shape != (len(rows), *self.shape[1:]):
             raise DataError(
                 f"{says}: a batch of {len(rows)} samples of shape {self.shape[1:]} was asked for, the blocks form a tensor of "
@@ -138,9 +138,9 @@ class BlockWriter:
             counts = tuple(-(-n // c) for n, c in zip(shape, chunks, strict=True))
             axes = arranged(counts, P.size, frozenset({0}))
             P = CartesianPartition(P.transport, Grid(P.ranks[: int(np.prod(axes))], axes))
-        balanced = Layout.balanced(P.grid, shape)
+        balanced = Layout.balanced(P.geometry, shape)
         inner = tuple(aligned_cuts(cuts, c) for cuts, c in zip(balanced.cuts[1:], chunks[1:], strict=True))
-        return P, Layout(P.grid, (balanced.cuts[0], *inner))
+        return P, Layout(P.geometry, (balanced.cuts[0], *inner))
 
     def _write_rows(self, box: Box, x: Tensor, rows: Sequence[int]) -> None:
         """Write a block of a batch, consecutive rows of the file in one call."""

@@ -41,6 +41,7 @@ class Layout:
     cuts: tuple[Cuts, ...]
 
     def __post_init__(self) -> None:
+        _need_grid(self.grid)
         if len(self.cuts) != self.grid.dim:
             raise PartitionError(
                 f"a grid of {self.grid.dim} axes {self.grid.shape} needs a tensor of {self.grid.dim} dims, got "
@@ -56,6 +57,7 @@ class Layout:
         >>> Layout.balanced(Grid((0, 1), (2,)), (5,)).cuts
         ((0, 3, 5),)
         """
+        _need_grid(grid)
         extents = whole_numbers(global_shape, "global_shape")
         if len(extents) != grid.dim:
             raise PartitionError(
@@ -100,6 +102,14 @@ class Layout:
         """Every worker with its block. Time grows with the size of the grid: for pictures and small grids."""
         for place, rank in enumerate(self.grid.ranks):
             yield rank, self.block_at(unravel(place, self.grid.shape))
+
+
+def _need_grid(grid: object) -> None:
+    """What version 0.1 had as `grid` of a partition is its `geometry`; `grid` is a method that makes another partition."""
+    if not isinstance(grid, Grid):
+        raise PartitionError(
+            f"a layout needs a `gridwise.grid.Grid`, got {type(grid).__name__}.\n  fix: that of a partition is P_x.geometry."
+        )
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,7 @@ class Inputs:
 
     def _partition(self, x: Tensor, P: Partition) -> Partition:
         """The partition of a tensor in an argument on `P`: one without dims is whole on every worker."""
-        return P if x.dim() else Partition(P.transport, self.P_x.grid)
+        return P if x.dim() else Partition(P.transport, self.P_x.geometry)
 
 
 def _apart(leaves: Sequence[Tensor], partitions: Sequence[Partition]) -> list[Tensor]:

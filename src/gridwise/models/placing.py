@@ -70,7 +70,7 @@ def place(
     ------
     UnsupportedError : naming every operator that cannot be run on blocks, with its module and line
     """
-    workers = Workers(P_x.transport, P_x.grid)
+    workers = Workers(P_x.transport, P_x.geometry)
     operators = sum(isinstance(node.target, OpOverload) for node in recording.module.graph.nodes)
     report = Report(workers.size, operators)
     placing = Placing(recording.module.graph, Tape(workers, report), name, recording.regions, recording.sources)

@@ -127,7 +127,7 @@ class FunctionRecorder:
         transport, layouts, structures = self.P_x.transport, list[Layout | None](), list[Structure]()
         for x, P in zip(bound.tensors, bound.partitions, strict=True):
             if isinstance(P, CartesianPartition):
-                layout, structure = agree_layout(transport, self.P_x.team, self.says, P.grid, x)
+                layout, structure = agree_layout(transport, self.P_x.team, self.says, P.geometry, x)
                 layouts.append(layout)
                 structures.append(structure._replace(shape=layout.global_shape))
             else:

@@ -63,15 +63,15 @@ def _no_block(value: Tensor) -> Tensor:
 
 def _spread(value: Tensor, P: Partition) -> Spread:
     if is_cut(value):
-        return spread_over(value, P.grid)
+        return spread_over(value, P.geometry)
     known = value.spread if isinstance(value, BlockParameter) else None
     shape = tuple(value.shape) if known is None else known.shape
-    return Spread(P.grid, (None,) * len(shape), shape)
+    return Spread(P.geometry, (None,) * len(shape), shape)
 
 
 def replicate_state(twin: torch.nn.Module, P: Partition) -> None:
     """Let a copy of a model, which shares its parameters, hold its buffers and its state as blocks too."""
-    everywhere = P.grid.size == P.transport.size
+    everywhere = P.geometry.size == P.transport.size
     kept: dict[int, tuple[Tensor, BlockTensor]] = {}
     for module in twin.modules():
         spreads = {name: _spread(value, P) for name, value in module._parameters.items() if value is not None}

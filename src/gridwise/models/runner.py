@@ -211,7 +211,7 @@ class Runner(FunctionRecorder):
             for key, root in self.roots.items()
             for name, value in (*root.named_parameters(), *root.named_buffers())
         ]
-        grid = self.P_x.grid
+        grid = self.P_x.geometry
         replicas = [Replica(name, value, spread_over(value, grid)) for name, value in held]
         agree_replicas(self.P_x.transport, self.P_x.team, self.says, replicas)
         self.replicas_are_new = False
@@ -270,7 +270,7 @@ class Runner(FunctionRecorder):
             self._outside = lambda: self.record(whole.tree, structures, formats)
             return
         layouts = [
-            Layout.balanced(P.grid, x.shape) if isinstance(P, CartesianPartition) else None
+            Layout.balanced(P.geometry, x.shape) if isinstance(P, CartesianPartition) else None
             for x, P in zip(whole.tensors, whole.partitions, strict=True)
         ]
         self._plans.begin()

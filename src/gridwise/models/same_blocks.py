@@ -59,7 +59,7 @@ def _same(
     ballot = Ballot()
     slots: list[list[tuple[int, list[int]]]] = []
     for x, P in blocks:
-        index, digest = P.grid.index_of(transport.rank), _digest(x)
+        index, digest = P.geometry.index_of(transport.rank), _digest(x)
         lines = []
         for axis, p in enumerate(P.shape):
             if axis and p > 1:

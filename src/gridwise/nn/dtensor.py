@@ -118,7 +118,7 @@ def to_dtensor(
     from torch.distributed.tensor import DTensor, Shard
 
     P_world = _world_of_torch("to_dtensor", P_x)
-    layout, agreed = agree_layout(P_x.transport, P_world.team, "to_dtensor", P_x.grid, x)
+    layout, agreed = agree_layout(P_x.transport, P_world.team, "to_dtensor", P_x.geometry, x)
     target = mesh_from_partition(P_x, agreed.device.type) if mesh is None else mesh
     how = tuple(placements) if placements is not None else tuple(Shard(axis) for axis in range(_grid_of(target).dim))
     wanted = _layout(_grid_of(target), how, layout.global_shape, "to_dtensor")

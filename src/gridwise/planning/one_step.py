@@ -93,7 +93,7 @@ def step(task: PlannedStep, P_x: Partition) -> StepRecord:
         copy.deepcopy(task.model), P_x, parameters=task.parameters
     )  # each worker has parameters of its own
     ledger.entries[rank].clear()
-    layout = Layout.balanced(P_x.grid, task.shape)
+    layout = Layout.balanced(P_x.geometry, task.shape)
     x = torch.empty(layout.block(rank).shape, dtype=task.dtype)
     ledger.expect(task.shape)
     held = [*placed.parameters(), *placed.buffers()]
@@ -229,4 +229,6 @@ def _expect_outputs(ledger: Ledger, model: DistributedModel, recording: Recordin
         return
     partitions = flatten(model.P_y, lambda part: isinstance(part, Partition))[0]
     ledger.expect()
-    ledger.layouts = [Layout.balanced(P.grid, shape) for P, shape in product(partitions, shapes) if P.dim == len(shape)]
+    ledger.layouts = [
+        Layout.balanced(P.geometry, shape) for P, shape in product(partitions, shapes) if P.dim == len(shape)
+    ]

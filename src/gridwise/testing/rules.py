@@ -46,7 +46,7 @@ def check_rule(
     shapes = grids or [[size if d == e else 1 for e in range(x.dim())] for d in range(x.dim())]
     for shape in shapes:
         P_x = world().create_cartesian_topology_partition(shape)
-        for layout in (Layout.balanced(P_x.grid, x.shape), _uneven(P_x.grid, tuple(x.shape))):
+        for layout in (Layout.balanced(P_x.geometry, x.shape), _uneven(P_x.geometry, tuple(x.shape))):
             whole = function if isinstance(function, torch.nn.Module) else _Function(function)
             model = distribute(whole, P_x, gather="refuse")
             P_y = _output_partition(model, x, layout)

@@ -82,7 +82,7 @@ def _place_of(
     if extents.shape[1] == len(shape) == P_y.dim:
         blocks = extents.reshape(*P_y.shape, -1)
         lines = [np.moveaxis(blocks[..., d], d, 0).reshape(p, -1) for d, p in enumerate(P_y.shape)]
-        layout = Layout(P_y.grid, tuple(cuts_from_extents(line[:, 0].tolist()) for line in lines))
+        layout = Layout(P_y.geometry, tuple(cuts_from_extents(line[:, 0].tolist()) for line in lines))
         if layout.global_shape == shape and all((line == line[:, :1]).all() for line in lines):
             return layout.block(P_y.transport.rank).slices, []
     reports = ", ".join(str(tuple(block)) for block in extents.tolist())

@@ -43,7 +43,9 @@ def test_wide_halos_are_added_back_exactly():
     if world.rank == 0:
         cuts = [
             (s.start, s.stop)
-            for s in (gridwise.grid.Layout.balanced(P_x.grid, x.shape).block(r).slices[0] for r in range(world.size))
+            for s in (
+                gridwise.grid.Layout.balanced(P_x.geometry, x.shape).block(r).slices[0] for r in range(world.size)
+            )
         ]
         needed = torch.zeros(ROWS, dtype=torch.float64)
         for start, stop in cuts:

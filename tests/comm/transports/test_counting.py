@@ -16,7 +16,7 @@ def test_the_ledger_says_what_a_halo_exchange_would_send():
     ledger = Ledger(4096)
     rank = 64 * 10 + 10
     P = gridwise.world(ledger.worker(rank)).create_cartesian_topology_partition([1, 64, 64])
-    ledger.declare(Layout.balanced(P.grid, (2, 640, 640)))
+    ledger.declare(Layout.balanced(P.geometry, (2, 640, 640)))
     x = torch.empty(2, 10, 10, device="meta", requires_grad=True)
     y = nn.HaloExchange(P, [(0, 0), (1, 1), (1, 1)])(x)
     assert y.shape == (2, 12, 12)
@@ -32,7 +32,7 @@ def test_what_all_workers_send_is_what_all_receive():
     for rank in range(6):
         world = gridwise.world(ledger.worker(rank))
         P_x, P_y = (world.create_cartesian_topology_partition(shape) for shape in ([6, 1], [2, 3]))
-        layouts = [Layout.balanced(P_x.grid, (7, 5)), Layout.balanced(P_y.grid, (7, 5))]
+        layouts = [Layout.balanced(P_x.geometry, (7, 5)), Layout.balanced(P_y.geometry, (7, 5))]
         ledger.declare(layouts[0])
         nn.Repartition(P_x, P_y)(torch.empty(layouts[0].block(rank).shape, device="meta"))
     stays = sum((box.volume if (box := layouts[0].block(r).intersect(layouts[1].block(r))) else 0) for r in range(6))
@@ -50,7 +50,7 @@ def test_control_messages_do_not_grow_with_the_number_of_workers():
     for side in (8, 64):
         ledger = Ledger(side * side)
         P = gridwise.world(ledger.worker(5)).create_cartesian_topology_partition([side, side])
-        ledger.declare(Layout.balanced(P.grid, (4 * side, 4 * side)))
+        ledger.declare(Layout.balanced(P.geometry, (4 * side, 4 * side)))
         layer = nn.HaloExchange(P, [(1, 1), (1, 1)])
         layer(torch.empty(4, 4, device="meta"))
         planning.append(ledger.bytes_sent(5, "control"))
@@ -85,7 +85,7 @@ def test_layouts_that_cannot_be_told_apart_are_an_error_until_another_worker_kno
 
     ledger = Ledger(2)
     P = gridwise.world(ledger.worker(0)).create_cartesian_topology_partition([2])
-    ledger.declare(Layout.balanced(P.grid, (7,)), Layout.balanced(P.grid, (8,)))
+    ledger.declare(Layout.balanced(P.geometry, (7,)), Layout.balanced(P.geometry, (8,)))
     with pytest.raises(PartitionError, match="several layouts were declared"):
         answer(0, 4)
     assert answer(1, 3) == (4,)

@@ -217,7 +217,7 @@ def test_random_changes_on_random_workers_are_right_or_refused():
 @workers(4)
 def test_blocks_that_form_no_grid_are_refused_with_what_each_worker_has():
     P_x = gridwise.world().create_cartesian_topology_partition([2, 2])
-    shape = list(Layout.balanced(P_x.grid, (5, 6)).block(P_x.rank).shape)
+    shape = list(Layout.balanced(P_x.geometry, (5, 6)).block(P_x.rank).shape)
     shape[0] += P_x.rank == 3
     text = raised_everywhere(PartitionError, nn.Repartition(P_x, P_x), torch.ones(shape))
     assert "worker 3: shape (3, 3), float32 at (1, 1)" in text.replace(" on cuda:0", "")

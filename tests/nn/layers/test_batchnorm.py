@@ -49,7 +49,7 @@ def run_case(
 ) -> None:
     P_x = gridwise.world().create_cartesian_topology_partition(grid)
     layer, sequential = pair(P_x, shape[1], **options)
-    layout = Layout(P_x.grid, cuts) if cuts else None
+    layout = Layout(P_x.geometry, cuts) if cuts else None
     for step in range(2):
         x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed + step)) * 3 + 2
         layer.zero_grad()

@@ -42,7 +42,7 @@ def run_case(
 ) -> None:
     P_x = gridwise.world().create_cartesian_topology_partition(grid)
     layer, sequential = pair(P_x, len(shape) - 2, shape[1], **options)
-    layout = Layout(P_x.grid, cuts) if cuts else None
+    layout = Layout(P_x.geometry, cuts) if cuts else None
     for mode in (True, True, False):
         x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) * 3 + 2
         for network in (layer.train(mode), sequential.train(mode)):

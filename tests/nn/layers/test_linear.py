@@ -33,7 +33,7 @@ def compare(
     torch.manual_seed(1)
     layer = nn.DistributedLinear(P_x, shape[-1], out, bias, dtype=torch.float64, **partitions)
     x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    layout = Layout(P_x.grid, cuts) if cuts else None
+    layout = Layout(P_x.geometry, cuts) if cuts else None
     check_equal_to_sequential(layer, sequential, x, P_x, partitions.get("P_y"), layout)
 
 

@@ -37,7 +37,7 @@ def run_case(
     layer = getattr(nn, f"Distributed{name}")(P_x, *arguments, dtype=torch.float64, **options)
     layer.load_state_dict(sequential.state_dict())
     x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * 2 + 1
-    check_equal_to_sequential(layer, sequential, x, P_x, layout=Layout(P_x.grid, cuts) if cuts else None)
+    check_equal_to_sequential(layer, sequential, x, P_x, layout=Layout(P_x.geometry, cuts) if cuts else None)
 
 
 @workers(4, transports=("mpi",))

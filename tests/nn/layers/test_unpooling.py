@@ -31,9 +31,9 @@ def run_case(
     size = x.shape[-dims:] if sized else None
     lacking = len(grid) - x.dim()
     layout = (
-        Layout(P_x.grid, cuts(values.shape))
+        Layout(P_x.geometry, cuts(values.shape))
         if cuts
-        else Layout.balanced(P_x.grid, (1,) * lacking + tuple(values.shape))
+        else Layout.balanced(P_x.geometry, (1,) * lacking + tuple(values.shape))
     )
     block = layout.block(gridwise.world().rank).slices[lacking:]
     whole, part = values.clone().requires_grad_(), values[block].clone().requires_grad_()

@@ -32,7 +32,7 @@ def uneven(shape: tuple[int, ...], P_x: Any, rng: random.Random) -> Layout:
     cuts = []
     for n, p in zip(shape, P_x.shape, strict=True):
         cuts.append((0, *sorted(rng.randint(0, n) for _ in range(p - 1)), n))
-    return Layout(P_x.grid, tuple(cuts))
+    return Layout(P_x.geometry, tuple(cuts))
 
 
 def random_case(rng: random.Random) -> tuple[tuple[int, ...], dict[str, Any]]:

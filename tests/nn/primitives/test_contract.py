@@ -21,7 +21,7 @@ def size() -> int:
 def balanced(P: gridwise.Partition, *shape: int) -> tuple[int, ...] | None:
     if not P.active:
         return None
-    return Layout.balanced(P.grid, shape).block(P.transport.rank).shape
+    return Layout.balanced(P.geometry, shape).block(P.transport.rank).shape
 
 
 @workers(1, 2, 3, 4)

@@ -133,7 +133,7 @@ class CountingTransport(Transport):
         if not found:
             raise PartitionError(
                 f"nobody has declared a layout on the grid {grid.shape} in which worker {self.rank} has a block of shape "
-                f"{block}.\n  fix: ledger.declare(Layout.balanced(P_x.grid, global_shape)) before the call."
+                f"{block}.\n  fix: ledger.declare(Layout.balanced(P_x.geometry, global_shape)) before the call."
             )
         if len(found) > 1:
             shapes = [f"a tensor of shape {layout.global_shape}, cut at {layout.cuts}" for layout in found]

@@ -39,9 +39,9 @@ class Identity:
     def in_partitions(cls, name: str, partitions: Sequence[Partition], signature: str) -> Identity:
         """The layer of class `name` that takes part in `partitions`; `signature` tells it from others of its class."""
         transport = partitions[0].transport
-        team = union_of([partition.grid for partition in partitions])
+        team = union_of([partition.geometry for partition in partitions])
         grids = " -> ".join(f"{partition.shape} of {_short(partition.ranks)}" for partition in partitions)
-        text = f"{name} {[p.grid.digest for p in partitions]} {signature}"
+        text = f"{name} {[p.geometry.digest for p in partitions]} {signature}"
         return cls(
             title=f"{name}({grids}{', ' if signature else ''}{signature})",
             ticket=Ticket(key_of(f"{text} #{transport.ordinal(text)}"), 0),

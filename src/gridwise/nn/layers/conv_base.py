@@ -111,7 +111,7 @@ class Conv(WindowedLayer):
         weight, bias, whole = tuple(template.weight.shape), (template.out_channels,), (None,) * self.dims
         if self.P_w is None:
             return {"weight": Spread(self._grid_x, (1, None, *whole), weight), "bias": Spread(self._grid_x, (1,), bias)}
-        grid = self.P_w.grid
+        grid = self.P_w.geometry
         adders = tuple(rank for rank in grid.ranks if grid.index_of(rank)[1] == 0)  # so that the bias is added once
         firsts = Grid(adders, (grid.shape[0], 1, *grid.shape[2:]))
         return {"weight": Spread(grid, (0, 1, *whole), weight), "bias": Spread(firsts, (0,), bias)}
@@ -159,7 +159,7 @@ class Conv(WindowedLayer):
             return None
         made, summed, *extents = self.P_w.shape
         turned = (summed, made, *extents)
-        ranks = [self.P_w.grid.rank_at((i, j, *at)) for j, i, *at in product(*map(range, turned))]
+        ranks = [self.P_w.geometry.rank_at((i, j, *at)) for j, i, *at in product(*map(range, turned))]
         target = self._grid_of(self.P_y, "P_y")
         copies = Copies(target, Grid(tuple(ranks), turned))
         if copies.is_identity:

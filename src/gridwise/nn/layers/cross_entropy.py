@@ -85,7 +85,7 @@ class DistributedCrossEntropyLoss(DistributedLoss):
                 f"{self._title}: `weight` of shape {tuple(self.weight.shape)} needs one entry for each of "
                 f"{self._classes} classes.\n  fix: give the weights of all classes, on every worker."
             )
-        team = self.P_x.grid.team_along(self.P_x.transport.rank, (self.class_dim,))
+        team = self.P_x.geometry.team_along(self.P_x.transport.rank, (self.class_dim,))
         self._class_team = tuple(sorted(team))
         self._is_first = self.P_x.transport.rank == team[0]
         if self._splits_classes:  # the number of classes was unknown when the targets were first checked

@@ -60,7 +60,7 @@ class DistributedDropout(LayerFamily, Module):
 
     def _distdl_module_setup(self, input: tuple[Tensor]) -> None:
         _check_probability(self.p)
-        self._layout, _ = agree_layout(self.P_x.transport, self._team, self._title, self.P_x.grid, input[0])
+        self._layout, _ = agree_layout(self.P_x.transport, self._team, self._title, self.P_x.geometry, input[0])
 
     def _mode(self) -> Hashable:
         return self.training, super()._mode()

@@ -56,7 +56,7 @@ class InstanceNorm(Norm):
     # Planning
 
     def _grid_with_batch(self) -> Grid:
-        return Grid(self.P_x.ranks, (1, *self.P_x.shape)) if self.P_x.dim == self.dims + 1 else self.P_x.grid
+        return Grid(self.P_x.ranks, (1, *self.P_x.shape)) if self.P_x.dim == self.dims + 1 else self.P_x.geometry
 
     def _problem_with_grid(self) -> str | None:
         if self.P_x.dim in (self.dims + 1, self.dims + 2):

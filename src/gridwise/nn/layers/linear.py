@@ -89,10 +89,10 @@ class DistributedLinear(Layer):
         def spreads(layer: torch.nn.Module) -> dict[str, Spread]:
             if P_w is None:
                 last = P_x.dim - 1
-                of_weight = Spread(P_x.grid, (last, None), (out_features, in_features))
-                return {"weight": of_weight, "bias": Spread(P_x.grid, (last,), (out_features,))}
+                of_weight = Spread(P_x.geometry, (last, None), (out_features, in_features))
+                return {"weight": of_weight, "bias": Spread(P_x.geometry, (last,), (out_features,))}
             first = Grid(P_w.ranks[:: P_w.shape[1]], (P_w.shape[0],))
-            of_weight = Spread(P_w.grid, (0, 1), (out_features, in_features))
+            of_weight = Spread(P_w.geometry, (0, 1), (out_features, in_features))
             return {"weight": of_weight, "bias": Spread(first, (0,), (out_features,))}
 
         self._build(make, spreads, device, problem)
@@ -102,7 +102,7 @@ class DistributedLinear(Layer):
 
     def _distdl_module_setup(self, input: tuple[Tensor]) -> None:
         transport, title = self.P_x.transport, self._title
-        layout, agreed = agree_layout(transport, self._team, title, self.P_x.grid, input[0])
+        layout, agreed = agree_layout(transport, self._team, title, self.P_x.geometry, input[0])
         shape = layout.global_shape
         if shape[-1] != self.in_features:
             raise PartitionError(
@@ -130,7 +130,7 @@ class DistributedLinear(Layer):
         self._fetch = Move(transport, self._team, title, route(layout, needs, transport.rank), nothing)
         turned = tuple(self.P_w.ranks[i * p_in + j] for j in range(p_in) for i in range(p_out))
         partial = _needs(turned, p_in, shape[:-1], self.out_features, p_out)
-        target = Layout.balanced(self.P_y.grid, (*shape[:-1], self.out_features))
+        target = Layout.balanced(self.P_y.geometry, (*shape[:-1], self.out_features))
         back = Move(transport, self._team, f"the adjoint of {title}", route(target, partial, transport.rank), nothing)
         self._collect = back.adjoint
         self._collect.name = title

@@ -98,7 +98,7 @@ class DistributedLoss(LayerFamily, Module):
 
     def _replicas(self) -> list[Replica]:
         """The weights, which every worker holds whole."""
-        grid = self.P_x.grid
+        grid = self.P_x.geometry
         return [Replica(n, v, Spread(grid, (None,) * v.dim(), tuple(v.shape))) for n, v in self.named_buffers()]
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -139,7 +139,7 @@ class DistributedLoss(LayerFamily, Module):
     def _distdl_module_setup(self, input: tuple[Tensor, Tensor]) -> None:
         self._check_settings()
         x, target = input
-        grid = self.P_x.grid
+        grid = self.P_x.geometry
         self._layout, agreed = agree_layout(self.P_x.transport, self._team, self._title, grid, x)
         self._records = agreed.requires_grad
         if target.dim() == x.dim():

@@ -39,7 +39,7 @@ class Norm(Layer):
         return problem_with_tensor(input)
 
     def _agree(self, x: Tensor) -> Layout:
-        layout, agreed = agree_layout(self.P_x.transport, self._team, self._title, self.P_x.grid, x)
+        layout, agreed = agree_layout(self.P_x.transport, self._team, self._title, self.P_x.geometry, x)
         self._agreed: Structure = agreed
         return layout
 
@@ -85,7 +85,7 @@ class Norm(Layer):
 
     def _grid_with_batch(self) -> Grid:
         """The grid of the input, with an axis for the batch."""
-        return self.P_x.grid
+        return self.P_x.geometry
 
     def _problem_with_grid(self) -> str | None:
         raise NotImplementedError

@@ -67,7 +67,7 @@ class DistributedLayerNorm(Norm):
             return torch.nn.LayerNorm(shape, eps, elementwise_affine, bias, device, dtype)
 
         def spreads(layer: torch.nn.Module) -> dict[str, Spread]:
-            over = Spread(P_x.grid, tuple(range(self._lead, P_x.dim)), shape)
+            over = Spread(P_x.geometry, tuple(range(self._lead, P_x.dim)), shape)
             return {"weight": over, "bias": over}
 
         problem = f"normalises {len(shape)} dims, the partition has {P_x.dim} axes" if self._lead < 0 else None
@@ -138,7 +138,7 @@ class DistributedGroupNorm(Norm):
             return layer if bias else without_bias(layer)
 
         def spreads(layer: torch.nn.Module) -> dict[str, Spread]:
-            return dict.fromkeys(("weight", "bias"), Spread(P_x.grid, (1,), (num_channels,)))
+            return dict.fromkeys(("weight", "bias"), Spread(P_x.geometry, (1,), (num_channels,)))
 
         problem = f"needs a partition of at least 2 axes, got {P_x.shape}" if P_x.dim < 2 else None
         self._build(make, spreads, device, problem)

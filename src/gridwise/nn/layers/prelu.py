@@ -55,7 +55,7 @@ class DistributedPReLU(Layer):
             return torch.nn.PReLU(num_parameters, init, device, dtype)
 
         def spreads(layer: torch.nn.Module) -> dict[str, Spread]:
-            return {"weight": Spread(P_x.grid, (along,), (num_parameters,))}
+            return {"weight": Spread(P_x.geometry, (along,), (num_parameters,))}
 
         few = num_parameters > 1 and P_x.dim < 2
         self._build(make, spreads, device, f"needs a partition of at least 2 axes, got {P_x.shape}" if few else None)
@@ -64,7 +64,7 @@ class DistributedPReLU(Layer):
         return problem_with_tensor(input)
 
     def _distdl_module_setup(self, input: tuple[Tensor]) -> None:
-        layout: Layout = agree_layout(self.P_x.transport, self._team, self._title, self.P_x.grid, input[0])[0]
+        layout: Layout = agree_layout(self.P_x.transport, self._team, self._title, self.P_x.geometry, input[0])[0]
         self._try_dtypes(lambda one: F.prelu(one(input[0], 1, 1), one(self._block("weight"), 1)))
         if self.num_parameters > 1:
             check_cut_like_parameters(self._title, layout, 1, self.num_parameters)

@@ -87,7 +87,7 @@ class DistributedUpsample(Module):
     def _distdl_module_setup(self, input: tuple[Tensor]) -> None:
         _check_mode(self.mode)
         x = input[0]
-        layout, agreed = agree_layout(self.P_x.transport, self._team, self._title, self.P_x.grid, x)
+        layout, agreed = agree_layout(self.P_x.transport, self._team, self._title, self.P_x.geometry, x)
         self._plan(layout, self._output_shape(layout.global_shape), x, lambda: self._agree_channels_last(x))
         self._records = agreed.requires_grad
 

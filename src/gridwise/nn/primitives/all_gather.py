@@ -49,7 +49,7 @@ class AllGather(AlongAxes):
 
     def _distdl_module_setup(self, input: tuple[Tensor, ...]) -> None:
         transport = self.P_x.transport
-        layout, agreed = agree_layout(transport, self._team, self._title, self.P_x.grid, input[0])
+        layout, agreed = agree_layout(transport, self._team, self._title, self.P_x.geometry, input[0])
         plan = gathering(layout, self.axes, transport.rank)
         self._plan(Move(transport, self._team, self._title, plan, self._nothing), agreed)
 

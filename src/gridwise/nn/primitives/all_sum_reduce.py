@@ -64,6 +64,6 @@ class AllSumReduce(Primitive):
 
     def _distdl_module_setup(self, input: tuple[Tensor, ...]) -> None:
         transport = self.P_x.transport
-        team = tuple(sorted(self.P_x.grid.team_along(transport.rank, self.axes_reduce)))
+        team = tuple(sorted(self.P_x.geometry.team_along(transport.rank, self.axes_reduce)))
         _, agreed = agree_same(transport, self._team, self._title, input[0], [(team, True)])
         self._plan(AllSum(transport, self._team, self._title, team), agreed)

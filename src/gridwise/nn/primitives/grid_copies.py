@@ -29,9 +29,9 @@ class GridCopy(Primitive):
         self.P_x, self.P_y = P_x, P_y
         self.transpose_src, self.transpose_dest, self.preserve_batch = transpose_src, transpose_dest, preserve_batch
         if self.backwards:
-            self.copies = Copies(P_y.grid, P_x.grid, transpose_dest, transpose_src)
+            self.copies = Copies(P_y.geometry, P_x.geometry, transpose_dest, transpose_src)
         else:
-            self.copies = Copies(P_x.grid, P_y.grid, transpose_src, transpose_dest)
+            self.copies = Copies(P_x.geometry, P_y.geometry, transpose_src, transpose_dest)
         self.identity = self.copies.is_identity
         self._takes_part(P_x, P_y, signature=f"transpose={transpose_src, transpose_dest}")
 

@@ -65,7 +65,7 @@ class HaloExchange(Primitive):
 
     def _distdl_module_setup(self, input: tuple[Tensor, ...]) -> None:
         transport = self.P_x.transport
-        layout, agreed = agree_layout(transport, self._team, self._title, self.P_x.grid, input[0])
+        layout, agreed = agree_layout(transport, self._team, self._title, self.P_x.geometry, input[0])
         blocks = Needs.of_layout(layout)
         intervals = tuple(
             tuple((max(0, start - before), min(extent, stop + after)) for start, stop in line)

@@ -40,7 +40,7 @@ class ReduceScatter(AlongAxes):
 
     def _distdl_module_setup(self, input: tuple[Tensor, ...]) -> None:
         transport = self.P_x.transport
-        layout, agreed = agree_layout(transport, self._team, self._title, self.P_x.grid, input[0], whole=self.axes)
+        layout, agreed = agree_layout(transport, self._team, self._title, self.P_x.geometry, input[0], whole=self.axes)
         plan = gathering(layout, self.axes, transport.rank)
         back = Move(transport, self._team, f"the adjoint of {self._title}", plan, self._nothing)
         forth = back.adjoint

@@ -71,16 +71,16 @@ class Repartition(Primitive):
 
     def _distdl_module_setup(self, input: tuple[Tensor, ...]) -> None:
         transport = self.P_x.transport
-        source, agreed = agree_layout(transport, self._team, self._title, self.P_x.grid, input[0])
+        source, agreed = agree_layout(transport, self._team, self._title, self.P_x.geometry, input[0])
         plan = route(source, Needs.of_layout(self._target(source)), transport.rank)
         self._plan(Move(transport, self._team, self._title, plan, self._nothing), agreed)
 
     def _target(self, source: Layout) -> Layout:
         """The blocks of the output for an input in these blocks."""
         shape = source.global_shape
-        target = Layout.balanced(self.P_y.grid, shape)
+        target = Layout.balanced(self.P_y.geometry, shape)
         if self.cuts:
-            target = Layout(self.P_y.grid, tuple(map(_chosen, self.cuts, target.cuts)))
+            target = Layout(self.P_y.geometry, tuple(map(_chosen, self.cuts, target.cuts)))
             if target.global_shape != shape:
                 raise PartitionError(
                     f"{self._title}: `cuts` describe a tensor of shape {target.global_shape}, the input has {shape}.\n"

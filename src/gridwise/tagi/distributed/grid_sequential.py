@@ -117,7 +117,7 @@ class GridSequential(NetworkOnWorkers):
         self._structure = self._plan = None
         transport, team, name = self.P_x.transport, self.P_x.team, "GridSequential.forward"
         self._has_variance = any(largest(transport, team, name, x.var is not None))
-        source, _ = agree_layout(transport, team, name, self.P_x.grid, x.mu)
+        source, _ = agree_layout(transport, team, name, self.P_x.geometry, x.mu)
         self._plan = GridPlan(self.model, transport, team, source)
 
     def _run(self, x: Gaussian) -> Gaussian:

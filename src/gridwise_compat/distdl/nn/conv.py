@@ -43,9 +43,9 @@ class DistributedFeatureConvBase(RootParameters, WindowedModule, HaloMixin, Conv
         buffer_manager: object = None,
     ) -> None:
         manager, P = check_manager(buffer_manager), plain(P_x)
-        if P.dim > 1 and P.grid.shape[1] != 1:
+        if P.dim > 1 and P.geometry.shape[1] != 1:
             raise PartitionError(
-                f"{type(self).__name__}: `P_x` (={P.grid.shape}) must not cut the channels.\n"
+                f"{type(self).__name__}: `P_x` (={P.geometry.shape}) must not cut the channels.\n"
                 "  fix: gridwise.nn.DistributedConv takes such a partition."
             )
         sizes = in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode
@@ -121,7 +121,7 @@ class _ByPartitions:
                     f"{cls.__name__}: give `P_x` alone, or `P_x`, `P_y` and `P_w`; the numbers of channels and so on by name."
                 )
             partitions = P_x, P_y, P_w
-            family = "Channel" if all(extent == 1 for extent in plain(P_w).grid.shape[2:]) else "General"
+            family = "Channel" if all(extent == 1 for extent in plain(P_w).geometry.shape[2:]) else "General"
         made = globals()[f"Distributed{family}Conv{cls.dims}d"]
         return made(*partitions, *args, buffer_manager=buffer_manager, **kwargs)
 

@@ -97,7 +97,7 @@ class HaloExchange(Module, Primitive):
         return problem
 
     def _distdl_module_setup(self, input: tuple[Tensor, ...]) -> None:
-        transport, grid = self.P_x.transport, self.P_x.grid
+        transport, grid = self.P_x.transport, self.P_x.geometry
         layout, agreed = agree_layout(transport, self._team, self._title, grid, self._inner(input[0]))
         halos = Communicator(self.P_x).allgather(self.halo_shape)
         intervals = tuple(self._needs_along(d, layout, halos) for d in range(grid.dim))

@@ -29,7 +29,7 @@ class DistributedLinear(Module):
         self, P_x: Partition, P_y: Partition, P_w: Partition, in_features: int, out_features: int, bias: bool = True
     ) -> None:
         super().__init__()
-        x, y, w = (plain(each).grid.shape for each in (P_x, P_y, P_w))
+        x, y, w = (plain(each).geometry.shape for each in (P_x, P_y, P_w))
         if len(w) != 2 or x != (1, w[1]) or y != (1, w[0]):
             raise PartitionError(
                 f"DistributedLinear: `P_x` (={x}) and `P_y` (={y}) must be (1, p_in) and (1, p_out) of `P_w` (={w})."

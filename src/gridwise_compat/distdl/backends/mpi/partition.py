@@ -49,7 +49,7 @@ class MPIPartition(Partition):
             return
         is_whole = _is_world(comm)
         given = world() if is_whole else world(comm)
-        self._set(given.transport, given.grid, None if is_whole else given)
+        self._set(given.transport, given.geometry, None if is_whole else given)
         if _MPI is not None and given.transport.name == "mpi" and comm.Get_size() == given.size:
             self._comm = comm
 
@@ -63,7 +63,7 @@ class MPIPartition(Partition):
         _alive.setdefault(transport, weakref.WeakSet()).add(self)
 
     @property
-    def grid(self) -> Grid:  # type: ignore[override]
+    def geometry(self) -> Grid:  # type: ignore[override]
         if self._grid is None:
             raise PartitionError("this partition has no workers: no partition or layer can be made from it.")
         return self._grid
@@ -71,7 +71,7 @@ class MPIPartition(Partition):
     @property
     def _plain(self) -> Partition:
         """The same workers as a Gridwise partition, whether or not this one is active."""
-        return Partition(self.transport, self.grid)
+        return Partition(self.transport, self.geometry)
 
     @property
     def rank(self) -> int:
@@ -79,7 +79,7 @@ class MPIPartition(Partition):
 
     @property
     def size(self) -> int:
-        return self.grid.size if self.active else -1
+        return self.geometry.size if self.active else -1
 
     @property
     def shape(self) -> np.ndarray:  # type: ignore[override]
@@ -98,7 +98,7 @@ class MPIPartition(Partition):
     def create_partition_inclusive(self, ranks: Iterable[int]) -> MPIPartition:
         """The partition of the given workers; for an empty list, one that is active nowhere."""
         places = whole_numbers(np.atleast_1d(np.asarray(list(ranks), dtype=int)), "ranks")
-        grid = self._plain.create_partition_inclusive(places).grid if places else None
+        grid = self._plain.create_partition_inclusive(places).geometry if places else None
         return _made(MPIPartition, self.transport, grid)
 
     def create_partition_union(self, other: Partition) -> MPIPartition:
@@ -106,7 +106,7 @@ class MPIPartition(Partition):
         if self._grid is None or (isinstance(other, MPIPartition) and other._grid is None):
             filled = other if self._grid is None else self
             return _made(MPIPartition, filled.transport, Grid.line(filled.ranks))
-        return _made(MPIPartition, self.transport, self._plain.create_partition_union(plain(other)).grid)
+        return _made(MPIPartition, self.transport, self._plain.create_partition_union(plain(other)).geometry)
 
     def create_cartesian_topology_partition(
         self, shape: Sequence[int], periods: Sequence[bool] | None = None, reorder: bool = False
@@ -116,7 +116,7 @@ class MPIPartition(Partition):
         periodic = tuple(map(bool, periods)) if periods is not None else (False,) * len(extents)
         if len(periodic) != len(extents):
             raise PartitionError(f"`periods` (={periodic}) needs an entry for each of {len(extents)} axes.")
-        grid = self._plain.create_cartesian_topology_partition(extents).grid if self._grid is not None else None
+        grid = self._plain.create_cartesian_topology_partition(extents).geometry if self._grid is not None else None
         return _made(MPICartesianPartition, self.transport, grid, extents, periodic)
 
     def create_broadcast_partition_to(
@@ -168,7 +168,7 @@ class MPICartesianPartition(MPIPartition, CartesianPartition):
 
     @property
     def _plain(self) -> CartesianPartition:
-        return CartesianPartition(self.transport, self.grid)
+        return CartesianPartition(self.transport, self.geometry)
 
     @property
     def shape(self) -> np.ndarray:  # type: ignore[override]
@@ -180,7 +180,7 @@ class MPICartesianPartition(MPIPartition, CartesianPartition):
 
     @property
     def index(self) -> Any:
-        return np.array(self.grid.index_of(self.transport.rank), dtype=int) if self.active else None
+        return np.array(self.geometry.index_of(self.transport.rank), dtype=int) if self.active else None
 
     def create_cartesian_subtopology_partition(self, remain_shape: Sequence[bool]) -> MPICartesianPartition:
         """This worker's slice of the grid: the axes marked True remain."""
@@ -193,7 +193,7 @@ class MPICartesianPartition(MPIPartition, CartesianPartition):
         """For each axis, the neighbours before and after `rank`; PROC_NULL beyond the end of a non-periodic axis."""
         if not self.active:
             return None
-        grid, at = self.grid, self._plain.cartesian_index(rank)
+        grid, at = self.geometry, self._plain.cartesian_index(rank)
         pairs = []
         for axis, (extent, periodic) in enumerate(zip(grid.shape, self._periodic, strict=True)):
             pair = []
@@ -238,7 +238,9 @@ def _made(cls: Any, transport: Transport, grid: Grid | None, *extents: Any) -> A
 
 
 def _cartesian(P: CartesianPartition) -> MPICartesianPartition:
-    made: MPICartesianPartition = _made(MPICartesianPartition, P.transport, P.grid, P.grid.shape, (False,) * P.grid.dim)
+    made: MPICartesianPartition = _made(
+        MPICartesianPartition, P.transport, P.geometry, P.geometry.shape, (False,) * P.geometry.dim
+    )
     if not P.active:
         made.deactivate()
     return made
@@ -246,6 +248,6 @@ def _cartesian(P: CartesianPartition) -> MPICartesianPartition:
 
 def _pair(pair: tuple[Partition, Partition]) -> tuple[MPIPartition, MPIPartition]:
     if pair[0].active and pair[1].active and pair[0].ranks == pair[1].ranks:
-        both = _made(MPIPartition, pair[0].transport, pair[0].grid)
+        both = _made(MPIPartition, pair[0].transport, pair[0].geometry)
         return both, both
-    return tuple(_made(MPIPartition, each.transport, each.grid if each.active else None) for each in pair)
+    return tuple(_made(MPIPartition, each.transport, each.geometry if each.active else None) for each in pair)

@@ -29,7 +29,7 @@ def assemble_global_tensor_structure(
         shape = tuple(int(n) for n in np.atleast_1d(np.asarray(local_tensor_structure.shape)))
         block = torch.empty((), dtype=local_tensor_structure.dtype).expand(shape)
         block.requires_grad_(bool(local_tensor_structure.requires_grad))
-    layout, agreed = agree_layout(inside.transport, team, "assemble_global_tensor_structure", inside.grid, block)
+    layout, agreed = agree_layout(inside.transport, team, "assemble_global_tensor_structure", inside.geometry, block)
     whole.shape, whole.dtype = torch.Size(layout.global_shape), agreed.dtype
     whole.requires_grad = agreed.requires_grad
     return whole
@@ -58,4 +58,4 @@ def compute_subtensor_shapes_unbalanced(
     shape = [int(n) for n in np.atleast_1d(np.asarray(local_tensor_structure.shape))] if inside.active else []
     shapes = dict(zip(outside.ranks, Communicator(outside).allgather(shape), strict=True))
     rows = [shapes[rank] for rank in inside.ranks]
-    return np.array(rows, dtype=int).reshape(*inside.grid.shape, len(rows[0]))
+    return np.array(rows, dtype=int).reshape(*inside.geometry.shape, len(rows[0]))

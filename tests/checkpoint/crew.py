@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gridwise.comm.messages.requests import Request
-from gridwise.comm.transports.base import Parcel, Team, Transport
+from gridwise.comm.transports.base import PeerTensor, Team, Transport
 from gridwise.partition import Partition, world
 
 
@@ -64,7 +64,7 @@ class ThreadTransport(Transport):
         found = self.hub.meeting(team).all_of(self.rank, item)
         return [found[rank] for rank in team]
 
-    def _post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Request:
+    def _post(self, sends: Sequence[PeerTensor], receives: Sequence[PeerTensor]) -> Request:
         for peer, x in sends:
             self.hub.box(self.rank, peer).put(x.clone())
         return _Receiving(self, receives)
@@ -89,7 +89,7 @@ class ThreadTransport(Transport):
 
 
 class _Receiving:
-    def __init__(self, transport: ThreadTransport, receives: Sequence[Parcel]) -> None:
+    def __init__(self, transport: ThreadTransport, receives: Sequence[PeerTensor]) -> None:
         self.transport, self.receives = transport, receives
 
     def wait(self) -> None:

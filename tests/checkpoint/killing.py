@@ -32,7 +32,7 @@ from torch import Tensor
 from gridwise import checkpoint
 from gridwise.checkpoint import disk
 from gridwise.comm.messages.requests import Request
-from gridwise.comm.transports.base import Parcel, Team, Transport
+from gridwise.comm.transports.base import PeerTensor, Team, Transport
 from gridwise.partition import Partition, world
 
 SPLIT, SAME = (300, 400), (250, 300)
@@ -48,11 +48,11 @@ class StarTransport(Transport):
         super().__init__(rank, size)
         self.peers: dict[int, socket.socket] = {}
         if rank == 0:
-            with socket.socket(socket.AF_UNIX) as door:
-                door.bind(address)
-                door.listen()
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(address)
+                listener.listen()
                 for _ in range(size - 1):
-                    peer, _ = door.accept()
+                    peer, _ = listener.accept()
                     self.peers[struct.unpack("q", self._take(peer, 8))[0]] = peer
         else:
             self.peers[0] = socket.socket(socket.AF_UNIX)
@@ -90,7 +90,7 @@ class StarTransport(Transport):
                 self._send(peer, part)
         return parts
 
-    def _post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Request:
+    def _post(self, sends: Sequence[PeerTensor], receives: Sequence[PeerTensor]) -> Request:
         for peer, x in sends:
             self._send(peer, x.numpy().tobytes())
         for peer, x in receives:
@@ -161,7 +161,7 @@ Death = tuple[int, int, bool]
 
 def work(rank: int, size: int, folder: Path, variant: str, report: int, death: Death | None = None) -> None:
     """Save version after version; the first worker reports each that is safe."""
-    P = world(StarTransport(rank, size, str(folder / "door")))
+    P = world(StarTransport(rank, size, str(folder / "listener")))
     series = checkpoint.Series(folder / "series", keep_last=2, P=P)
     for version in range(1, 1_000_000):
         if variant == "replace":

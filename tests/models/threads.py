@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from gridwise.comm.transports.base import Parcel, Team, Transport
+from gridwise.comm.transports.base import PeerTensor, Team, Transport
 
 PATIENCE = 60.0
 
@@ -58,7 +58,7 @@ class ThreadTransport(Transport):
     def abort(self, code: int = 1) -> None:
         raise AssertionError("aborted")
 
-    def _post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Any:
+    def _post(self, sends: Sequence[PeerTensor], receives: Sequence[PeerTensor]) -> Any:
         with self.hub.changed:
             for peer, tensor in sends:
                 self.hub.mail.setdefault((self.rank, peer), deque()).append(tensor.detach().clone())
@@ -101,7 +101,7 @@ class ThreadTransport(Transport):
 
 
 class _Arrivals:
-    def __init__(self, transport: ThreadTransport, receives: Sequence[Parcel]) -> None:
+    def __init__(self, transport: ThreadTransport, receives: Sequence[PeerTensor]) -> None:
         self.transport, self.receives = transport, receives
 
     def wait(self) -> None:

@@ -91,15 +91,15 @@ def _partly_changed(
         if any(_differ(y, expected, "") for y, expected in pairs) or wants[0] != wants[1]:
             raise ValueError("no layer of torch's is half changed")
         return sequential  # it changes nothing
-    for name, spread in layer._spreads.items():
+    for name, sharding in layer._shardings.items():
         before, after = sequential.state_dict()[name], changed.state_dict()[name]
         for rank in range(gridwise.world().size):
-            if torch.equal(before, after) or spread.block(rank) is None:
+            if torch.equal(before, after) or sharding.block(rank) is None:
                 continue
-            if {other in trial.on for other in spread.sharers(rank)} == {True, False}:
+            if {other in trial.on for other in sharding.replicas(rank)} == {True, False}:
                 raise ValueError("replicas differ")
             if rank in trial.on:
-                slices = spread.block(rank).slices
+                slices = sharding.block(rank).slices
                 before[slices] = after[slices]
     return sequential
 
@@ -184,7 +184,7 @@ def _compare(trial: Trial, P: Any, sequential: Any, layer: Any, expected: Called
         if mine is None:
             wrong.append(f"no {name}")
             continue
-        here = (lambda v, name=name: cut(name, v)) if name in cut.spreads else (lambda v: v)
+        here = (lambda v, name=name: cut(name, v)) if name in cut.shardings else (lambda v: v)
         wrong += _differ(mine, here(value), name)
         if value.grad is not None:
             wrong += _differ(mine.grad, here(value.grad), f"gradient of {name}")

@@ -100,7 +100,7 @@ def check(case: Case, seed: int = 0) -> str:
     if mine is not None:
         wrong += _differ(x_local.grad, x_seq.grad[mine], "input gradient")
     for name, parameter in sequential.named_parameters():
-        block = layer._spreads[name].block(world.rank)
+        block = layer._shardings[name].block(world.rank)
         local = getattr(layer, name)
         if block is not None:
             wrong += _differ(local, parameter[block.slices], f"value of {name}")
@@ -108,7 +108,7 @@ def check(case: Case, seed: int = 0) -> str:
         elif local.numel():
             wrong.append(f"a part of {name} where there is none")
     for name, buffer in sequential.named_buffers():
-        block = layer._spreads[name].block(world.rank)
+        block = layer._shardings[name].block(world.rank)
         if block is not None:
             wrong += _differ(getattr(layer, name), buffer[block.slices], f"value of {name}")
     assert not wrong, f"{case}: {'; '.join(wrong)}"
@@ -130,7 +130,7 @@ def check_second_order(case: Case, seed: int = 0) -> None:
         (gradient**2).sum().backward()
     wrong = _differ(x_local.grad, x_seq.grad[mine], "second gradient of the input") if mine is not None else []
     for name, parameter in sequential.named_parameters():
-        block, local = layer._spreads[name].block(world.rank), getattr(layer, name)
+        block, local = layer._shardings[name].block(world.rank), getattr(layer, name)
         if block is not None and parameter.grad is not None:
             wrong += _differ(local.grad, parameter.grad[block.slices], f"second gradient of {name}")
     assert not wrong, f"{case}: {'; '.join(wrong)}"

@@ -292,10 +292,10 @@ class Block(Whole):
     """Gives a distributed layer this worker's block."""
 
     def __init__(self, layer: Any) -> None:
-        self.spreads, self.rank = getattr(layer, "_spreads", {}), gridwise.world().rank
+        self.shardings, self.rank = getattr(layer, "_shardings", {}), gridwise.world().rank
 
     def __call__(self, name: str, value: Tensor) -> Tensor:
-        return self.spreads[name].cut(value, self.rank).clone()
+        return self.shardings[name].cut(value, self.rank).clone()
 
     def shape(self, name: str, value: Tensor) -> tuple[int, ...]:
-        return self.spreads[name].shape if name in self.spreads else tuple(value.shape)
+        return self.shardings[name].shape if name in self.shardings else tuple(value.shape)

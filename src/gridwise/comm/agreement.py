@@ -16,7 +16,7 @@ would meet, on which libraries abort the process. For layers and models (`agree_
 `agreement(False)`, or `GRIDWISE_AGREEMENT=off`, skips this vote, for programs whose workers are known to agree: all make
 the same calls, and blocks change on all workers or on none. What that saves is in benchmarks/README.md.
 
-Later votes are between workers that are known to be in the same call: a `Ballot` holds any questions, and `all_same`,
+Later votes are between workers that are known to be in the same call: a `Vote` holds any questions, and `all_same`,
 `largest` and `differing` one of a kind. Where a step may fail, all try (`attempt`) before they vote: nobody raises alone.
 Only the text of an error (`gather_lines`) takes memory proportional to the number of workers.
 """
@@ -135,7 +135,7 @@ def agree_plan(transport: Transport, team: Team, what: str, key: int, plan: int,
 # Votes within a call
 
 
-class Ballot:
+class Vote:
     """Values that a team compares, and numbers of which it takes the largest, in one all-reduce."""
 
     def __init__(self) -> None:
@@ -159,26 +159,26 @@ class Ballot:
         self._array = np.array(self._values, dtype=np.int64)
         transport.all_max(self._array, team, what)
 
-    def read(self, place: int) -> int | None:
+    def read(self, position: int) -> int | None:
         """The agreed value; None if the workers differ or none has one."""
-        high, low = int(self._array[place]), int(self._array[place + 1])
+        high, low = int(self._array[position]), int(self._array[position + 1])
         return high if high != NO_SAY and (low == NO_SAY or high == -low) else None
 
 
 def agree_common(transport: Transport, team: Team, what: str, candidates: Sequence[int]) -> int:
     """The largest positive number that all workers have at the same position of their lists; 0 if there is none."""
-    ballot = Ballot()
-    places = [ballot.equal(number) for number in candidates]
-    ballot.count(transport, team, what)
-    return max(ballot.read(place) or 0 for place in places)
+    vote = Vote()
+    asked = [vote.equal(number) for number in candidates]
+    vote.count(transport, team, what)
+    return max(vote.read(each) or 0 for each in asked)
 
 
 def all_same(transport: Transport, team: Team, what: str, text: str | None) -> bool:
     """Whether all workers of the team that have a text have the same one."""
-    ballot = Ballot()
-    place = ballot.equal(None if text is None else key_of(text))
-    ballot.count(transport, team, what)
-    return ballot.read(place) is not None
+    vote = Vote()
+    asked = vote.equal(None if text is None else key_of(text))
+    vote.count(transport, team, what)
+    return vote.read(asked) is not None
 
 
 def largest(transport: Transport, team: Team, what: str, *numbers: int) -> list[int]:
@@ -189,7 +189,7 @@ def largest(transport: Transport, team: Team, what: str, *numbers: int) -> list[
 
 
 def differing(transport: Transport, team: Team, what: str, values: Sequence[int | None]) -> list[int]:
-    """The places of a long list of values at which the workers that have one do not have the same."""
+    """The positions in a long list of values at which the workers that have one do not have the same."""
     pairs = [[NO_SAY, NO_SAY] if value is None else [value, -value] for value in values]
     flat = np.array(pairs, dtype=np.int64).T.reshape(-1)
     transport.all_max(flat, team, what)

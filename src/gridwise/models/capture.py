@@ -24,7 +24,7 @@ from ..log import logger
 from ..nn.engine.agreement import agree_plan, key_of
 from ..nn.engine.autocast import autocasts
 from ..nn.engine.graph_pieces import CudaGraphs, Pieces
-from ..nn.engine.operator import Ticket
+from ..nn.engine.operator import CallId
 from ..partition import Partition, world
 from .recording.containers import Tree, constants_in, described, flatten, unflatten
 
@@ -70,7 +70,7 @@ class CapturedStep:
         self._partition = partition or world()
         self._name = f"the captured step {getattr(step, '__qualname__', type(step).__name__)}"
         number = self._partition.transport.ordinal(self._name)
-        self._ticket = Ticket(key_of(f"{self._name} #{number}"), 0)
+        self._call_id = CallId(key_of(f"{self._name} #{number}"), 0)
         self._calls = 0
         self._structure: tuple[list[InputKind], Tree, bool] | None = None
         self._mode = PLAIN
@@ -108,11 +108,11 @@ class CapturedStep:
         """Raise on all workers unless all of them make this call, with valid inputs."""
         problem = self._problem_with(tensors, tree)
         transport, team = self._partition.transport, self._partition.team
-        ticket = self._ticket.called_again()
+        call_id = self._call_id.called_again()
         on_cuda = bool(tensors) and all(x.is_cuda for x in tensors)
         mode = self._mode if self._structure is not None else GRAPHS if on_cuda else PLAIN
         if transport.rank in team:
-            found = agree_plan(transport, team, self._name, ticket.number, mode, problem)
+            found = agree_plan(transport, team, self._name, call_id.number, mode, problem)
             if not found:
                 raise PartitionError(
                     f"{self._name} has inputs on a CUDA device on some workers of {team}, and not on others.\n"
@@ -120,7 +120,7 @@ class CapturedStep:
                 )
         elif problem is not None:
             raise PartitionError(f"{self._name}: {problem}")
-        self._ticket = ticket
+        self._call_id = call_id
         self._calls += 1
         if self._structure is None:
             self._structure, self._mode = self._structure_of(tensors, tree), mode

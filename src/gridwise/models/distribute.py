@@ -135,10 +135,10 @@ def _of_model(
 def _check_holders(name: str, model: torch.nn.Module, P_x: Partition) -> None:
     """Refuse parameters that another distributed model has on other workers only."""
     for key, parameter in model.named_parameters():
-        spread = parameter.spread if isinstance(parameter, BlockParameter) else None
-        if spread is not None and {*spread.holders.ranks} != {*P_x.ranks}:
+        sharding = parameter.sharding if isinstance(parameter, BlockParameter) else None
+        if sharding is not None and {*sharding.holders.ranks} != {*P_x.ranks}:
             raise PartitionError(
-                f"distribute: `{key}` of {name} belongs to a model on workers {sorted(spread.holders.ranks)} already, and "
+                f"distribute: `{key}` of {name} belongs to a model on workers {sorted(sharding.holders.ranks)} already, and "
                 f"cannot be on {sorted(P_x.ranks)} as well.",
                 fix="copy.deepcopy(model) before the first of them is distributed gives each parameters of its own.",
             )

@@ -135,7 +135,7 @@ class DistributedModel(torch.nn.Module):
         with as_written(self):
             twin = copy.deepcopy(self, memo)
         grid_methods = {name: (runner.says, runner.inputs, runner.options) for name, runner in own.runners.items()}
-        key = f"copy {own.copies} of {own.runners['forward'].ticket.key}"
+        key = f"copy {own.copies} of {own.runners['forward'].call_id.key}"
         result = become(twin, self.P_x, grid_methods, key)
         result.__dict__.update(copy.deepcopy(hooks_of(self), memo))
         return result

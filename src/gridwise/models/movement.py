@@ -20,8 +20,8 @@ from ..nn.engine.agreement import key_of
 from ..nn.engine.carrier import Move
 from ..nn.engine.copy_and_sum import AllSum
 from ..nn.engine.global_sum import GlobalSum
-from ..nn.engine.operator import Operator, Ticket, apply
-from ..nn.parameters.blocks import Shared
+from ..nn.engine.operator import CallId, Operator, apply
+from ..nn.parameters.blocks import ReplicatedBlock
 from .placement import Cut, GlobalTensor, Partial, Placement, Replicated, Want, Workers, everything
 
 Movement = Callable[[Tensor], Tensor]
@@ -29,8 +29,8 @@ Movement = Callable[[Tensor], Tensor]
 
 def applied(operator: Operator) -> Movement:
     """The operator as a differentiable function of tensors."""
-    ticket = Ticket(key_of(operator.name), 0)
-    return lambda x: apply(x, operator, ticket, x.requires_grad and torch.is_grad_enabled())
+    call_id = CallId(key_of(operator.name), 0)
+    return lambda x: apply(x, operator, call_id, x.requires_grad and torch.is_grad_enabled())
 
 
 def is_there(value: GlobalTensor, want: Want) -> bool:
@@ -124,7 +124,7 @@ def enter(value: GlobalTensor, workers: Workers, name: str) -> Movement | None:
     """The movement of an input into the model: the gradient of an input that all workers hold is summed over them."""
     if isinstance(value.placement, Cut) or workers.size == 1:
         return None
-    return applied(Shared(workers.transport, workers.team, name))
+    return applied(ReplicatedBlock(workers.transport, workers.team, name))
 
 
 def leave(value: GlobalTensor, workers: Workers, name: str) -> tuple[Movement | None, Placement]:

@@ -21,8 +21,8 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from ..errors import PartitionError
 from ..nn.engine.agreement import agreement, key_of
-from ..nn.engine.operator import Ticket
-from ..nn.parameters.blocks import Shared
+from ..nn.engine.operator import CallId
+from ..nn.parameters.blocks import ReplicatedBlock
 from ..nn.parameters.gradient_buckets import FULL, GradientSum, begin, end
 from ..operators.random.random_stream import RandomStream
 from ..torch_internals.switches import exit_autocast, set_grad_enabled
@@ -155,7 +155,7 @@ class Checkpoint:
 class Bucket:
     """Parameters whose gradients are summed in one message."""
 
-    operator: Shared
+    operator: ReplicatedBlock
     key: int
     first: int
     """The first step that uses one of them."""
@@ -250,7 +250,7 @@ class Program:
         steps, done = list[Step](), 0
         for bucket in self._buckets[wanted]:
             held = [values[slot] for slot in bucket.slots]
-            sum = GradientSum(bucket.operator.with_current_wire(), Ticket(bucket.key, 0), held)
+            sum = GradientSum(bucket.operator.with_current_wire(), CallId(bucket.key, 0), held)
             slots, ended = tuple(bucket.slots), end(held, sum)
             for slot, value in zip(slots, ended if among else begin(ended, sum), strict=True):
                 values[slot] = value
@@ -276,7 +276,7 @@ class Program:
             bucket = current.get(kind)
             if bucket is None or bucket.bytes + value.nbytes > FULL:
                 name = f"{names[slot]}, and more, of {self.name}"
-                operator = Shared(self.workers.transport, self.workers.team, name)
+                operator = ReplicatedBlock(self.workers.transport, self.workers.team, name)
                 bucket = current[kind] = Bucket(operator, key_of(name), uses.get(slot, len(self.steps)))
                 buckets.append(bucket)
             bucket.slots.append(slot)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..comm.agreement import Ballot, all_same, attempt, gather_lines, key_of
+from ..comm.agreement import Vote, all_same, attempt, gather_lines, key_of
 from ..errors import GridwiseError, InternalError, PartitionError, UnsupportedError
 from ..grid import Grid, Layout
 from ..nn.engine.agreement import Structure, agree_layout, agree_plan, agree_same, is_on
@@ -210,20 +210,20 @@ class FunctionRecorder:
         """The recording that all workers make alike; all raise if one cannot make it, or if they differ."""
         recording, error = attempt(make)
         transport, team = self.P_x.transport, self.P_x.team
-        ballot = Ballot()
-        failed, succeeded = ballot.any(error is not None), ballot.any(error is None)
+        vote = Vote()
+        failed, succeeded = vote.any(error is not None), vote.any(error is None)
         special: tuple[type[GridwiseError], ...] = (InternalError, UnsupportedError)
-        kinds = [(kind, ballot.any(isinstance(error, kind))) for kind in special]
-        digest = ballot.equal(recording.digest if recording else None)
+        kinds = [(kind, vote.any(isinstance(error, kind))) for kind in special]
+        digest = vote.equal(recording.digest if recording else None)
         if is_on() and len(team) > 1:
-            ballot.count(transport, team, self.says)
-            if ballot.read(failed):
-                kind = next((kind for kind, place in kinds if ballot.read(place)), PartitionError)
+            vote.count(transport, team, self.says)
+            if vote.read(failed):
+                kind = next((kind for kind, place in kinds if vote.read(place)), PartitionError)
                 reports = gather_lines(transport, team, None if error is None else str(error) or repr(error))
-                if len(reports) == 1 and not ballot.read(succeeded):
+                if len(reports) == 1 and not vote.read(succeeded):
                     raise kind(str(error) or repr(error)) from error and error.__cause__
                 raise kind(f"{self.says} cannot be recorded on some workers.", reports)
-            if ballot.read(digest) is None:
+            if vote.read(digest) is None:
                 reports = gather_lines(
                     transport, team, f"the recording has the checksum {recording.digest if recording else 0:x}"
                 )

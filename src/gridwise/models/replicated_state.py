@@ -20,10 +20,10 @@ from ..nn.parameters import saved_blocks
 from ..nn.parameters.blocks import (
     BlockParameter,
     BlockTensor,
-    Spread,
+    Sharding,
     holders_of_blocks,
     is_cut,
-    spread_over,
+    sharding_over,
 )
 from ..partition import Partition
 from ..torch_internals.modules import add_state_hooks
@@ -46,14 +46,14 @@ def replicate_parameters(models: Iterable[torch.nn.Module], P: Partition) -> Non
 def _parameter_held_by(P: Partition, value: Tensor) -> Tensor:
     if is_cut(value):
         return value
-    spread = _spread(value, P)
+    sharding = _sharding(value, P)
     if is_deferred(value):
         value = BlockParameter(_no_block(value), value.requires_grad)
     if type(value) is torch.nn.Parameter:
         value.__class__ = BlockParameter  # a new object would not be the one that an optimiser has, or another model
     if not P.active and value.numel():
-        value.data, value.grad = _nothing(spread.cut(value.data, P.transport.rank)).clone(), None
-    spread.label(cast(BlockParameter, value), P.transport)
+        value.data, value.grad = _nothing(sharding.cut(value.data, P.transport.rank)).clone(), None
+    sharding.label(cast(BlockParameter, value), P.transport)
     return value
 
 
@@ -61,12 +61,12 @@ def _no_block(value: Tensor) -> Tensor:
     return _nothing(materialize_shard(value, (slice(0, 0),) * min(value.dim(), 1)).detach())
 
 
-def _spread(value: Tensor, P: Partition) -> Spread:
+def _sharding(value: Tensor, P: Partition) -> Sharding:
     if is_cut(value):
-        return spread_over(value, P.geometry)
-    known = value.spread if isinstance(value, BlockParameter) else None
+        return sharding_over(value, P.geometry)
+    known = value.sharding if isinstance(value, BlockParameter) else None
     shape = tuple(value.shape) if known is None else known.shape
-    return Spread(P.geometry, (None,) * len(shape), shape)
+    return Sharding(P.geometry, (None,) * len(shape), shape)
 
 
 def replicate_state(twin: torch.nn.Module, P: Partition) -> None:
@@ -74,33 +74,33 @@ def replicate_state(twin: torch.nn.Module, P: Partition) -> None:
     everywhere = P.geometry.size == P.transport.size
     kept: dict[int, tuple[Tensor, BlockTensor]] = {}
     for module in twin.modules():
-        spreads = {name: _spread(value, P) for name, value in module._parameters.items() if value is not None}
+        shardings = {name: _sharding(value, P) for name, value in module._parameters.items() if value is not None}
         for name, value in module._buffers.items():
             if value is None or everywhere:
                 continue
-            spreads[name] = _spread(value, P)
+            shardings[name] = _sharding(value, P)
             if id(value) not in kept:
-                kept[id(value)] = value, _buffer_held_by(P, value, spreads[name])
+                kept[id(value)] = value, _buffer_held_by(P, value, shardings[name])
             module._buffers[name] = kept[id(value)][1]
-        if spreads:
-            module.__dict__["_spreads"] = spreads
-            add_state_hooks(module, partial(_cut, spreads, P.transport.rank), partial(_labelled, spreads, P.transport))
+        if shardings:
+            module.__dict__["_shardings"] = shardings
+            add_state_hooks(module, partial(_cut, shardings, P.transport.rank), partial(_labelled, shardings, P.transport))
             if any(map(is_cut, module._parameters.values())):
                 holders_of_blocks[module] = P.transport
 
 
-def _buffer_held_by(P: Partition, value: Tensor, spread: Spread) -> BlockTensor:
+def _buffer_held_by(P: Partition, value: Tensor, sharding: Sharding) -> BlockTensor:
     if P.active:
         block = value.data
     else:
-        block = _no_block(value) if is_deferred(value) else _nothing(spread.cut(value.data, P.transport.rank).clone())
+        block = _no_block(value) if is_deferred(value) else _nothing(sharding.cut(value.data, P.transport.rank).clone())
     held = block.as_subclass(BlockTensor)
-    spread.label(held, P.transport)
+    sharding.label(held, P.transport)
     return held
 
 
 def _cut(
-    spreads: dict[str, Spread],
+    shardings: dict[str, Sharding],
     rank: int,
     state: dict[str, Any],
     prefix: str,
@@ -109,15 +109,15 @@ def _cut(
 ) -> None:
     """Replace global values in a state by this worker's part; refuse other workers' parts."""
     saved = metadata.get(saved_blocks.KEY, {})
-    for name, spread in spreads.items():
+    for name, sharding in shardings.items():
         value = state.get(prefix + name)
         if not isinstance(value, Tensor):
             continue
-        if spread.layout.grid.size > 1:
-            saved_blocks.check(prefix + name, value, saved.get(name), spread, rank)
-        if tuple(value.shape) == spread.shape:
-            part = spread.cut(value, rank)
-            state[prefix + name] = part if rank in spread.holders else _nothing(part)
+        if sharding.layout.grid.size > 1:
+            saved_blocks.check(prefix + name, value, saved.get(name), sharding, rank)
+        if tuple(value.shape) == sharding.shape:
+            part = sharding.cut(value, rank)
+            state[prefix + name] = part if rank in sharding.holders else _nothing(part)
 
 
 def _nothing(value: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ def _nothing(value: Tensor) -> Tensor:
 
 
 def _labelled(
-    spreads: dict[str, Spread],
+    shardings: dict[str, Sharding],
     transport: Transport,
     module: torch.nn.Module,
     state: dict[str, Any],
@@ -134,10 +134,10 @@ def _labelled(
     *rest: object,
 ) -> None:
     """Label the values in a state as blocks, and note which they are."""
-    for name, spread in spreads.items():
+    for name, sharding in shardings.items():
         value = state.get(prefix + name)
         if isinstance(value, Tensor) and not isinstance(value, BlockParameter | BlockTensor):
             state[prefix + name] = value = value.as_subclass(BlockTensor)
-            spread.label(value, transport)
-    cut = {name: spread for name, spread in spreads.items() if spread.layout.grid.size > 1}
+            sharding.label(value, transport)
+    cut = {name: sharding for name, sharding in shardings.items() if sharding.layout.grid.size > 1}
     saved_blocks.note(state, prefix, cut, transport.rank)

@@ -23,9 +23,9 @@ from ..grid import Layout
 from ..nn.engine.agreement import Structure, agree_common, agree_plan, is_on, key_of
 from ..nn.engine.arguments import problem_with_inference, refuse_transforms
 from ..nn.engine.grid_random import draw_key, sequential
-from ..nn.engine.operator import Operator, Ticket, apply
+from ..nn.engine.operator import Operator, CallId, apply
 from ..nn.engine.plans import PLANS_KEPT, LayerPlans
-from ..nn.parameters.blocks import spread_over
+from ..nn.parameters.blocks import sharding_over
 from ..nn.parameters.gradient_wire import current_wire
 from ..nn.parameters.no_sync import sums_gradients
 from ..nn.parameters.replicas import Replica, agree_replicas, is_due
@@ -108,7 +108,7 @@ class Runner(FunctionRecorder):
         self.inputs = inputs
         transport = self.P_x.transport
         key = key or f"#{transport.ordinal(says)}"
-        self.ticket = Ticket(key_of(f"{says} {self.P_x.ranks} {key}"), 0)
+        self.call_id = CallId(key_of(f"{says} {self.P_x.ranks} {key}"), 0)
         self._plans, self._agreement_point = LayerPlans(), AgreementPoint(transport, self.P_x.team, says)
         self._states: deque[State] = deque(maxlen=PLANS_KEPT)
         self._count = 0
@@ -153,18 +153,18 @@ class Runner(FunctionRecorder):
         plan = self._plans.find(structure) if structure is not None and not self.replicas_are_new else None
         if plan is not None:
             problem = problem_with(tensors, plan.assigned["run"].limits)
-        ticket = self.ticket.called_again()
+        call_id = self.call_id.called_again()
         transport, team, number = self.P_x.transport, self.P_x.team, plan.number if plan is not None else 0
-        called = ticket.number + (not sums_gradients())  # a call under `no_sync` is another one
+        called = call_id.number + (not sums_gradients())  # a call under `no_sync` is another one
         number = agree_plan(transport, team, self.says, called, number, problem)
-        self.ticket = ticket  # a call counts only once all workers have joined it
+        self.call_id = call_id  # a call counts only once all workers have joined it
         assert bound is not None
         if (plan is None or not number) and self._plans.count:  # an older plan may fit on all workers
             number = agree_common(transport, team, self.says, self._plans.candidates(structure)) if is_on() else 0
             plan = self._plans.take(number) if number else None
             if plan is not None:
                 self._compare_replicas()
-        elif plan is not None and is_due(ticket.call):
+        elif plan is not None and is_due(call_id.call):
             self._compare_replicas()
         if plan is None or not number:
             run = self._prepared(bound, state)
@@ -186,7 +186,7 @@ class Runner(FunctionRecorder):
         except FailedCheck as failed:
             raise self.error_of(run, failed, tensors) from None
         outputs = [
-            apply(y, self._agreement_point, self.ticket, True) if r else y
+            apply(y, self._agreement_point, self.call_id, True) if r else y
             for y, r in zip(made, run.outputs_need_grad, strict=True)
         ]
         if not run.was_differentiated and torch.is_grad_enabled():
@@ -212,7 +212,7 @@ class Runner(FunctionRecorder):
             for name, value in (*root.named_parameters(), *root.named_buffers())
         ]
         grid = self.P_x.geometry
-        replicas = [Replica(name, value, spread_over(value, grid)) for name, value in held]
+        replicas = [Replica(name, value, sharding_over(value, grid)) for name, value in held]
         agree_replicas(self.P_x.transport, self.P_x.team, self.says, replicas)
         self.replicas_are_new = False
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..comm.transports.base import Team, Transport
 from ..errors import SameBlocks
-from ..nn.engine.agreement import Ballot, is_on
+from ..nn.engine.agreement import Vote, is_on
 from ..nn.parameters.replicas import checksum
 from ..partition import CartesianPartition, Partition
 
@@ -56,7 +56,7 @@ def _same(
     transport: Transport, team: Team, what: str, blocks: Sequence[tuple[Tensor, CartesianPartition]]
 ) -> list[list[int]]:
     """The axes of each block along which it is the same on all workers, and is not constant."""
-    ballot = Ballot()
+    vote = Vote()
     slots: list[list[tuple[int, list[int]]]] = []
     for x, P in blocks:
         index, digest = P.geometry.index_of(transport.rank), _digest(x)
@@ -66,10 +66,10 @@ def _same(
                 own = _number(
                     [i for d, i in enumerate(index) if d != axis], [n for d, n in enumerate(P.shape) if d != axis]
                 )
-                lines.append((axis, [ballot.equal(digest if own == line else None) for line in range(P.size // p)]))
+                lines.append((axis, [vote.equal(digest if own == line else None) for line in range(P.size // p)]))
         slots.append(lines)
-    ballot.count(transport, team, what)
-    found = [[(axis, [ballot.read(slot) for slot in line]) for axis, line in lines] for lines in slots]
+    vote.count(transport, team, what)
+    found = [[(axis, [vote.read(slot) for slot in line]) for axis, line in lines] for lines in slots]
     return [[axis for axis, line in lines if None not in line and any(line)] for lines in found]
 
 

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from ..errors import PartitionError
-from ..models.parameters.cutting import is_worth_cutting, spread_of
+from ..models.parameters.cutting import is_worth_cutting, sharding_of
 from ..models.parameters.group import GatherGroup
 from ..models.placement import Workers
-from ..nn.parameters.blocks import BlockParameter, Spread, is_cut
+from ..nn.parameters.blocks import BlockParameter, Sharding, is_cut
 from ..nn.parameters.gradient_buckets import FULL
 from ..nn.parameters.whole_tensor import refuse_blocks
 from ..partition import Partition, world
@@ -80,7 +80,7 @@ class _WithCutStates(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
         added, self._groups = self.param_groups[-1]["params"], None
-        if strange := [p for p in added if not isinstance(p, BlockParameter) or p.spread is None]:
+        if strange := [p for p in added if not isinstance(p, BlockParameter) or p.sharding is None]:
             self.param_groups.pop()
             raise PartitionError(
                 f"cut_states: {len(strange)} of {len(added)} parameters are those of no distributed model, so that nobody "
@@ -88,24 +88,24 @@ class _WithCutStates(torch.optim.Optimizer):
                 fix="gridwise.distribute(model, P_x) first, then the optimiser of its parameters.",
             )
         for p in added:
-            holders = p.spread.holders
+            holders = p.sharding.holders
             if p not in self._blocks and not is_cut(p) and is_worth_cutting(p, holders.size):
-                spread, self._turn = spread_of(p.shape, holders.ranks, self._turn)
-                self._blocks[p] = block = BlockParameter(self._part(p, spread), p.requires_grad)
-                spread.label(block, self._partition.transport)
+                sharding, self._turn = sharding_of(p.shape, holders.ranks, self._turn)
+                self._blocks[p] = block = BlockParameter(self._part(p, sharding), p.requires_grad)
+                sharding.label(block, self._partition.transport)
 
     def block_of(self, parameter: Tensor) -> Tensor:
         """This worker's block of a parameter, whose states it has: it shares the parameter's memory."""
         block = self._blocks.get(parameter)
         if block is None:
             return parameter
-        assert block.spread is not None
-        block.data, block.requires_grad = self._part(parameter, block.spread), parameter.requires_grad
-        block.grad = None if parameter.grad is None else self._part(parameter.grad, block.spread)
+        assert block.sharding is not None
+        block.data, block.requires_grad = self._part(parameter, block.sharding), parameter.requires_grad
+        block.grad = None if parameter.grad is None else self._part(parameter.grad, block.sharding)
         return block
 
-    def _part(self, value: Tensor, spread: Spread) -> Tensor:
-        return spread.cut(value.detach(), self._partition.transport.rank)
+    def _part(self, value: Tensor, sharding: Sharding) -> Tensor:
+        return sharding.cut(value.detach(), self._partition.transport.rank)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """A step of each worker's blocks, after which all workers have all parameters."""
@@ -143,8 +143,8 @@ class _WithCutStates(torch.optim.Optimizer):
             state = self.state.get(p, {})
             for name, value in state.items():
                 if isinstance(value, Tensor) and value.shape == p.shape != block.shape:
-                    assert block.spread is not None
-                    state[name] = self._part(value, block.spread).clone()
+                    assert block.sharding is not None
+                    state[name] = self._part(value, block.sharding).clone()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As in torch; a state of whole tensors is cut."""
@@ -171,14 +171,14 @@ class _WithCutStates(torch.optim.Optimizer):
         """The parameters that are gathered together: of one dtype and device, on the same workers."""
         alike: dict[Any, list[list[Tensor]]] = {}
         for p, block in self._blocks.items():
-            assert block.spread is not None
-            messages = alike.setdefault((p.dtype, p.device, tuple(sorted(block.spread.holders.ranks))), [])
+            assert block.sharding is not None
+            messages = alike.setdefault((p.dtype, p.device, tuple(sorted(block.sharding.holders.ranks))), [])
             if not messages or sum(each.nbytes for each in messages[-1]) + p.nbytes > FULL:
                 messages.append([])
             messages[-1].append(p)
         for messages in alike.values():
             for params in messages:
-                spreads = [self._blocks[p].spread for p in params]
-                workers = Workers(self._partition.transport, spreads[0].holders)  # type: ignore[union-attr]
+                shardings = [self._blocks[p].sharding for p in params]
+                workers = Workers(self._partition.transport, shardings[0].holders)  # type: ignore[union-attr]
                 name = f"parameters after a step of {type(self).__name__}"
-                yield GatherGroup(workers, name, spreads, sum(p.nbytes for p in params)), params  # type: ignore[arg-type]
+                yield GatherGroup(workers, name, shardings, sum(p.nbytes for p in params)), params  # type: ignore[arg-type]

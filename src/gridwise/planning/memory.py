@@ -15,7 +15,7 @@ from torch import Tensor, UntypedStorage
 
 from ..torch_internals.tensors import storage_key
 
-Place = tuple[str, str]
+LayerPhase = tuple[str, str]
 """A layer and a phase."""
 BLOCKS = {"cpu": 1, "cuda": 512}
 """Allocators hand out multiples of this many bytes."""
@@ -45,9 +45,9 @@ class Memory:
 
     def __init__(self, device: str = "cpu") -> None:
         self._block = BLOCKS[device]
-        self.at: Place = "", ""
+        self.at: LayerPhase = "", ""
         self.allocated = 0
-        self._log: list[tuple[int, Place, Place]] = []
+        self._log: list[tuple[int, LayerPhase, LayerPhase]] = []
         """Bytes allocated (or, negative, released), the place that allocated them, and the place at that moment."""
         self._followed: dict[int, weakref.ref[UntypedStorage]] = {}
 
@@ -73,11 +73,11 @@ class Memory:
     def _rounded(self, size: int) -> int:
         return -(-size // self._block) * self._block
 
-    def _note(self, size: int, owner: Place) -> None:
+    def _note(self, size: int, owner: LayerPhase) -> None:
         self.allocated += size
         self._log.append((size, owner, self.at))
 
-    def _follow(self, tensor: Tensor, what: tuple[int, Place] | None) -> bool:
+    def _follow(self, tensor: Tensor, what: tuple[int, LayerPhase] | None) -> bool:
         """Track the storage of a tensor; return whether it is new."""
         storage = tensor.untyped_storage()
         key = storage_key(storage)
@@ -120,7 +120,7 @@ class Memory:
             held += size
             if held > peak:
                 peak, end = held, place + 1
-        found: dict[Place, int] = defaultdict(int)
+        found: dict[LayerPhase, int] = defaultdict(int)
         for size, owner, _ in self._log[:end]:
             found[owner] += size
         rows = [Holder(*owner, size) for owner, size in found.items() if size]

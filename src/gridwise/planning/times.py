@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from ..comm.transports.counting import Entry, Ledger
 from ..costs.machine import Machine
 from .layer_names import layer_of
-from .memory import Place
+from .memory import LayerPhase
 from .one_step import StepRecord
 from .recorder import Work
 from .report import BACKWARD, FORWARD, busiest
@@ -73,7 +73,7 @@ class StepTime:
 
 def step_time(records: Sequence[StepRecord], weights: Sequence[int], ledger: Ledger, machine: Machine) -> StepTime:
     """The estimate, from what one worker of each role does and sends; `weights` says how many workers have the role."""
-    spent: dict[Place, list[tuple[int, float, float]]] = defaultdict(list)
+    spent: dict[LayerPhase, list[tuple[int, float, float]]] = defaultdict(list)
     for record, weight in zip(records, weights, strict=True):
         sending = _communication(record.worker.rank, ledger.entries[record.worker.rank], machine)
         for place in dict.fromkeys([*record.work, *sending]):
@@ -107,11 +107,11 @@ def compute_seconds(work: Work, machine: Machine) -> float:
     return products + work.bytes / machine.memory_bandwidth + work.calls * machine.call_overhead
 
 
-def _communication(rank: int, entries: Sequence[Entry], machine: Machine) -> dict[Place, float]:
+def _communication(rank: int, entries: Sequence[Entry], machine: Machine) -> dict[LayerPhase, float]:
     """Seconds by layer and phase; the messages of an exchange are sent and received at the same time."""
-    out: dict[Place, float] = defaultdict(float)
-    into: dict[Place, float] = defaultdict(float)
-    sums: dict[Place, float] = defaultdict(float)
+    out: dict[LayerPhase, float] = defaultdict(float)
+    into: dict[LayerPhase, float] = defaultdict(float)
+    sums: dict[LayerPhase, float] = defaultdict(float)
     before: Entry | None = None
     for entry in entries:
         place = layer_of(entry.what), entry.phase

@@ -233,8 +233,8 @@ def test_a_sender_that_fills_the_second_slot_meanwhile_is_woken(monkeypatch):
     one, two = pair()
     (out,), (into,) = one._boxes.values(), two._boxes.values()
     one.post([(1, [torch.zeros(3)])], [], torch.float32)
-    knocks = []
-    monkeypatch.setattr(into, "knock", lambda: knocks.append(1))
+    notified = []
+    monkeypatch.setattr(into, "notify", lambda: notified.append(1))
 
     def late(view, part, add):
         one.post(
@@ -244,7 +244,7 @@ def test_a_sender_that_fills_the_second_slot_meanwhile_is_woken(monkeypatch):
 
     monkeypatch.setattr(mailbox, "put", late)
     two.post([], [(0, [torch.zeros(3)])], torch.float32).wait()
-    assert knocks
+    assert notified
     assert len(out.outgoing) == 1
 
 

@@ -1,4 +1,4 @@
-"""Large parcels and sums go through shared memory on one node: the numbers must be those of plain messages."""
+"""Large messages and sums go through shared memory on one node: the numbers must be those of plain messages."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gridwise.comm.supervision import authenticated_listener as doors
+from gridwise.comm.supervision import authenticated_listener
 from gridwise.comm.supervision.authenticated_listener import (
     NONCE,
     PROOF,
@@ -22,12 +22,12 @@ from gridwise.comm.supervision.authenticated_listener import (
 HERE = "127.0.0.1"
 
 
-class Porter:
-    """A door that is looked after in a thread."""
+class Server:
+    """A listener that a thread serves."""
 
     def __init__(self) -> None:
-        self.door = AuthenticatedListener([socket.create_server((HERE, 0), backlog=1024)], "secret")
-        self.port = self.door.port
+        self.listener = AuthenticatedListener([socket.create_server((HERE, 0), backlog=1024)], "secret")
+        self.port = self.listener.port
         self.admitted: list[socket.socket] = []
         self.ended = False
         self.thread = threading.Thread(target=self.work)
@@ -35,20 +35,20 @@ class Porter:
 
     def work(self) -> None:
         while not self.ended:
-            self.admitted += self.door.admitted()
+            self.admitted += self.listener.admitted()
             time.sleep(0.001)
 
     def close(self) -> None:
         self.ended = True
         self.thread.join()
-        self.door.close()
+        self.listener.close()
         for each in self.admitted:
             each.close()
 
 
 @pytest.fixture
-def porter() -> Iterator[Porter]:
-    one = Porter()
+def server() -> Iterator[Server]:
+    one = Server()
     yield one
     one.close()
 
@@ -57,33 +57,33 @@ def strangers(port: int, count: int) -> list[socket.socket]:
     return [socket.create_connection((HERE, port), timeout=10.0) for _ in range(count)]
 
 
-def test_both_know_each_other_and_can_talk(porter: Porter) -> None:
-    with connect_authenticated([HERE], porter.port, "secret", 10.0) as caller:
+def test_both_know_each_other_and_can_talk(server: Server) -> None:
+    with connect_authenticated([HERE], server.port, "secret", 10.0) as caller:
         caller.sendall(b"hello")
-        (inside,) = porter.admitted
+        (inside,) = server.admitted
         inside.settimeout(10.0)
         assert inside.recv(10) == b"hello"
         inside.sendall(b"welcome")
         assert caller.recv(10) == b"welcome"
 
 
-def test_a_wrong_secret_is_turned_away(porter: Porter) -> None:
+def test_a_wrong_secret_is_turned_away(server: Server) -> None:
     with pytest.raises(OSError, match=r"turned away|reset"):
-        connect_authenticated([HERE], porter.port, "guess", 0.3)
-    assert porter.admitted == []
+        connect_authenticated([HERE], server.port, "guess", 0.3)
+    assert server.admitted == []
 
 
-def test_what_was_overheard_does_not_open_it_again(porter: Porter) -> None:
-    with socket.create_connection((HERE, porter.port), timeout=10.0) as first:
+def test_what_was_overheard_does_not_open_it_again(server: Server) -> None:
+    with socket.create_connection((HERE, server.port), timeout=10.0) as first:
         number = bytes(NONCE)
-        said = number + doors._proof(b"secret", b"caller", first.recv(NONCE), number)
+        said = number + authenticated_listener._proof(b"secret", b"caller", first.recv(NONCE), number)
         first.sendall(said)
         assert len(first.recv(PROOF)) == PROOF
-    with socket.create_connection((HERE, porter.port), timeout=10.0) as second:
+    with socket.create_connection((HERE, server.port), timeout=10.0) as second:
         second.recv(NONCE)
         second.sendall(said)
         assert second.recv(PROOF) == b""
-    assert len(porter.admitted) == 1
+    assert len(server.admitted) == 1
 
 
 def test_who_has_taken_over_the_port_learns_nothing_and_is_not_believed() -> None:
@@ -106,23 +106,23 @@ def test_who_has_taken_over_the_port_learns_nothing_and_is_not_believed() -> Non
     assert b"secret" not in heard[0]
 
 
-def test_idle_and_slow_strangers_do_not_hold_anybody_up(porter: Porter) -> None:
-    callers = strangers(porter.port, 20)
+def test_idle_and_slow_strangers_do_not_hold_anybody_up(server: Server) -> None:
+    callers = strangers(server.port, 20)
     for each in callers[:10]:
         each.sendall(b"x" * (NONCE + PROOF - 1))
     began = time.monotonic()
-    connect_authenticated([HERE], porter.port, "secret", 10.0).close()
-    assert time.monotonic() - began < doors.PROOF_SECONDS
+    connect_authenticated([HERE], server.port, "secret", 10.0).close()
+    assert time.monotonic() - began < authenticated_listener.PROOF_SECONDS
     for each in callers:
         each.close()
 
 
-def test_strangers_have_little_time_and_are_few(porter: Porter, monkeypatch: pytest.MonkeyPatch) -> None:
-    callers = strangers(porter.port, 3 * STRANGERS)
-    connect_authenticated([HERE], porter.port, "secret", 10.0).close()
-    assert len(porter.door._strangers) <= STRANGERS
-    monkeypatch.setattr(doors, "PROOF_SECONDS", 0.2)
-    late = strangers(porter.port, STRANGERS)
+def test_strangers_have_little_time_and_are_few(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    callers = strangers(server.port, 3 * STRANGERS)
+    connect_authenticated([HERE], server.port, "secret", 10.0).close()
+    assert len(server.listener._strangers) <= STRANGERS
+    monkeypatch.setattr(authenticated_listener, "PROOF_SECONDS", 0.2)
+    late = strangers(server.port, STRANGERS)
     for each in late:
         each.recv(NONCE)
         with contextlib.suppress(ConnectionResetError):
@@ -131,20 +131,20 @@ def test_strangers_have_little_time_and_are_few(porter: Porter, monkeypatch: pyt
         each.close()
 
 
-def test_a_flood_of_nonsense_does_no_harm(porter: Porter) -> None:
+def test_a_flood_of_nonsense_does_no_harm(server: Server) -> None:
     ended = threading.Event()
 
     def flood() -> None:
         while not ended.is_set():
-            with contextlib.suppress(OSError), socket.create_connection((HERE, porter.port), timeout=10.0) as one:
+            with contextlib.suppress(OSError), socket.create_connection((HERE, server.port), timeout=10.0) as one:
                 one.sendall(b"\xff" * 100_000)
 
     threads = [threading.Thread(target=flood) for _ in range(4)]
     for thread in threads:
         thread.start()
     for _ in range(20):
-        connect_authenticated([HERE], porter.port, "secret", 20.0).close()
+        connect_authenticated([HERE], server.port, "secret", 20.0).close()
     ended.set()
     for thread in threads:
         thread.join()
-    assert len(porter.admitted) == 20
+    assert len(server.admitted) == 20

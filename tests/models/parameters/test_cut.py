@@ -161,7 +161,7 @@ def same(model: nn.Module, alone: nn.Module) -> None:
         if theirs.grad is None:
             assert mine.grad is None, name
         else:
-            expected = theirs.grad if not is_cut(mine) else mine.spread.cut(theirs.grad, rank)
+            expected = theirs.grad if not is_cut(mine) else mine.sharding.cut(theirs.grad, rank)
             torch.testing.assert_close(mine.grad, expected, msg=lambda text, name=name: f"{name}: {text}")
 
 

@@ -168,7 +168,7 @@ def test_hooks_and_gradients_of_gradients() -> None:
         (mine,) = torch.autograd.grad(loss_of(model(x)), [weight], create_graph=True)
         (expected,) = torch.autograd.grad(loss_of(alone(whole)), [theirs], create_graph=True)
         handle.remove()
-        torch.testing.assert_close(mine.detach(), weight.spread.cut(expected.detach(), gridwise.world().rank))
+        torch.testing.assert_close(mine.detach(), weight.sharding.cut(expected.detach(), gridwise.world().rank))
         torch.testing.assert_close(seen[0].detach(), mine.detach())
         mine.square().sum().backward()
         expected.square().sum().backward()

@@ -140,7 +140,7 @@ def test_copies_averages_clipping_scaling_and_wires() -> None:
         weight, expected = model.deep.weight, alone.deep.weight.grad
         torch.testing.assert_close(
             weight.grad,
-            weight.spread.cut(expected, gridwise.world().rank),
+            weight.sharding.cut(expected, gridwise.world().rank),
             rtol=0.02,
             atol=0.02 * float(expected.max()),
         )

@@ -8,12 +8,12 @@ from torch import Tensor
 
 import gridwise
 from gridwise.comm.messages.requests import NOTHING, Request
-from gridwise.nn.engine.operator import Ticket
-from gridwise.nn.parameters.blocks import Shared
-from gridwise.nn.parameters.gradient_buckets import shared_together
+from gridwise.nn.engine.operator import CallId
+from gridwise.nn.parameters.blocks import ReplicatedBlock
+from gridwise.nn.parameters.gradient_buckets import replicated_together
 
 
-class SummedAtOnce(Shared):
+class SummedAtOnce(ReplicatedBlock):
     """The sum over two workers with the same gradients, there before anything else is read."""
 
     @property
@@ -34,7 +34,7 @@ def test_a_gradient_that_is_also_passed_elsewhere_is_not_overwritten(count: int)
     weights = [torch.ones(4, requires_grad=True) for _ in range(count)]
     other = torch.ones(4, requires_grad=True)
     tripled = 3 * other  # recorded before the sum, so its backward comes after it
-    shared = shared_together(weights, SummedAtOnce(transport, (transport.rank,), "sums"), Ticket(1, 0))
+    shared = replicated_together(weights, SummedAtOnce(transport, (transport.rank,), "sums"), CallId(1, 0))
     for weight in shared:
         tripled = tripled + weight  # backward gives both of them one tensor
     (tripled * torch.arange(4.0)).sum().backward()

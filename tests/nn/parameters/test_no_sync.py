@@ -124,4 +124,4 @@ def test_cut_parameters_are_summed_in_each_backward() -> None:
         alone(factor * whole).square().sum().backward()
     for mine, theirs in zip(model.parameters(), alone.parameters(), strict=True):
         if theirs.grad is not None:
-            torch.testing.assert_close(mine.grad, mine.spread.cut(theirs.grad, gridwise.world().rank))
+            torch.testing.assert_close(mine.grad, mine.sharding.cut(theirs.grad, gridwise.world().rank))

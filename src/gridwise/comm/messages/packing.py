@@ -1,7 +1,7 @@
-"""Parcels: lists of views that are sent as one message, packed and unpacked without needless copies.
+"""Messages: lists of views that are sent as one message, packed and unpacked without needless copies.
 
 Both ends list views of the same shapes in the same order. A single contiguous view is sent or received in place; any other
-parcel goes through one packed buffer. Arriving data are copied into the views or added to them.
+message goes through one packed buffer. Arriving data are copied into the views or added to them.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ def parts(buffer: Tensor, views: Views) -> list[Tensor]:
 
 
 @dataclass(slots=True)
-class Landing:
-    """The buffer in which a parcel arrives, and its destination `views`; none if the buffer is itself the destination."""
+class ReceiveBuffer:
+    """The buffer in which a message arrives, and its destination `views`; none if the buffer is itself the destination."""
 
     buffer: Tensor
     views: Views
     add: bool
 
     @classmethod
-    def of(cls, views: Views, dtype: torch.dtype, add: bool) -> Landing:
+    def of(cls, views: Views, dtype: torch.dtype, add: bool) -> ReceiveBuffer:
         if not add and len(views) == 1 and views[0].is_contiguous():
             return cls(views[0], (), add)
         return cls(torch.empty(volume(views), dtype=dtype, device=views[0].device), views, add)

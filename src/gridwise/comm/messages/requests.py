@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from .packing import Landing
+from .packing import ReceiveBuffer
 
 
 class Request(Protocol):
@@ -42,15 +42,15 @@ class Unstaging:
 
 @dataclass(slots=True)
 class Arriving:
-    """Parcels that are unpacked when they have arrived."""
+    """Messages that are unpacked when they have arrived."""
 
     pending: Request
-    landings: list[Landing]
+    buffers: list[ReceiveBuffer]
 
     def wait(self) -> None:
         self.pending.wait()
-        for landing in self.landings:
-            landing.put()
+        for buffer in self.buffers:
+            buffer.put()
 
 
 @dataclass(slots=True)

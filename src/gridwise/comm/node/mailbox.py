@@ -137,7 +137,7 @@ class Mailbox:
             futex.fence()
         self._sent = (self._sent + 1) & MASK
         self._words[self._sent_at] = self._sent
-        self.knock()
+        self.notify()
 
     def _unpack(self, transfer: Transfer) -> None:
         assert transfer.pieces
@@ -160,7 +160,7 @@ class Mailbox:
         futex.fence()
         # checked after freeing the slot: a peer that fills the other slot meanwhile either sees it free or is woken
         if (self._words[self._their_sent_at] - before) & MASK >= 2:
-            self.knock()  # the peer may be waiting for this slot
+            self.notify()  # the peer may be waiting for this slot
 
     def unexpected(self) -> str:
         """A description of what the peer has sent and nobody here waits for; empty if there is nothing."""
@@ -168,7 +168,7 @@ class Mailbox:
             return ""
         return spelt(self._words[self._their_sent_at + 1 + (self._taken & 1)])
 
-    def knock(self) -> None:
+    def notify(self) -> None:
         """Make the peer check again for messages and free slots; wake it if it sleeps."""
         self.ring()
         futex.fence()

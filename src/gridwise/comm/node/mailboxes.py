@@ -171,7 +171,7 @@ class Mailboxes:
         if not self._devices.is_published:
             self._devices.publish(device)
             for box in self._boxes.values():
-                box.knock()  # the peer may have a message that waits to know this device
+                box.notify()  # the peer may have a message that waits to know this device
 
     def _look_for_mismatches(self, missing: Callable[[], list[int]]) -> None:
         """Raise if a missing worker has sent a message instead of joining the collective."""

@@ -1,7 +1,7 @@
 """The workers of this machine: finding them, and sums, copies and agreements among them through shared memory.
 
 A few numbers go over the board if all workers of the machine take part (`board`), else by dissemination
-(`messages.dissemination`). Larger tensors are summed in shares (`messages.share_sum`): each worker sums one share over all
+(`messages.dissemination`). Larger tensors are summed in chunks (`messages.chunked_sum`): each worker sums one chunk over all
 workers, in rank order, and sends it to the others. So a sum is bitwise the same on all workers, and in every run.
 """
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from ...log import logger
 from ..launching.cores import cores
 from ..messages import dissemination
-from ..messages.share_sum import Parcels, ShareSum
+from ..messages.chunked_sum import ChunkedSum, PeerTensors
 from ..settings import is_on
 from . import futex
 from .board import Board
@@ -29,7 +29,7 @@ from .mailboxes import Mailboxes, Moves
 from .segment import BOARD, MIN_SLOT, Offer, Segment, SegmentLayout, accept, machine
 
 FEW = 1 << 13
-"""Bytes up to which every worker gathers and sums everything; above, each worker sums one share."""
+"""Bytes up to which every worker gathers and sums everything; above, each worker sums one chunk."""
 
 Team = tuple[int, ...]
 
@@ -118,14 +118,14 @@ class Node:
         room = x.new_empty((len(team) - 1, -(-size // len(team))))
         for start in range(0, x.numel(), size):
             part, into = flat[start : start + size], out[start : start + size]
-            ShareSum(into, part, team, self._me, self._post_shares, room=room).wait()
+            ChunkedSum(into, part, team, self._me, self._post_shares, room=room).wait()
 
-    def begin_sum(self, x: Tensor, team: Team) -> ShareSum:
+    def begin_sum(self, x: Tensor, team: Team) -> ChunkedSum:
         """Start replacing the contiguous `x`, of more than `FEW` bytes, by its sum over the team."""
         flat = x.view(-1)
-        return ShareSum(flat, flat, team, self._me, self._post_shares)
+        return ChunkedSum(flat, flat, team, self._me, self._post_shares)
 
-    def _post_shares(self, sends: Parcels, receives: Parcels) -> Delivery:
+    def _post_shares(self, sends: PeerTensors, receives: PeerTensors) -> Delivery:
         dtype = (*sends, *receives)[0][1].dtype
         return self._boxes.post(
             [(rank, [x]) for rank, x in sends], [(rank, [x]) for rank, x in receives], dtype, kind=KINDS.index("a sum")

@@ -26,12 +26,12 @@ from ...grid import Grid, Layout
 from ..graph_breaks import capturing
 from ..launching.cores import cores
 from ..messages import wire_dtypes
-from ..messages.packing import Landing, Views, packed
+from ..messages.packing import ReceiveBuffer, Views, packed
 from ..messages.requests import NOTHING, Arriving, Both, Request
 from ..supervision.drawn_batches import DrawnBatches
 from ..supervision.waiting import Guarded, Supervised
 from .data_path import DataPath
-from .data_path import Parcel as Parcel
+from .data_path import PeerTensor as PeerTensor
 from .data_path import Team as Team
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -103,12 +103,12 @@ class Transport(Supervised, DataPath):
     # Messages
 
     @movement
-    def exchange(self, sends: Sequence[Parcel], receives: Sequence[Parcel], what: str = "an exchange") -> None:
-        """Send and receive all parcels, and return when that is done."""
+    def exchange(self, sends: Sequence[PeerTensor], receives: Sequence[PeerTensor], what: str = "an exchange") -> None:
+        """Send and receive all messages, and return when that is done."""
         self.post(sends, receives, what).wait()
 
     @movement
-    def post(self, sends: Sequence[Parcel], receives: Sequence[Parcel], what: str = "an exchange") -> Request:
+    def post(self, sends: Sequence[PeerTensor], receives: Sequence[PeerTensor], what: str = "an exchange") -> Request:
         """Start sending and receiving; the tensors must not be touched until `wait` has returned."""
         if not sends and not receives:
             return NOTHING
@@ -138,16 +138,16 @@ class Transport(Supervised, DataPath):
                 near = Guarded(self.node.post(near_out, near_in, dtype, add), wait)
         if not sends and not receives:
             return near
-        landings = [(peer, Landing.of(views, dtype, add)) for peer, views in receives]
+        buffers = [(peer, ReceiveBuffer.of(views, dtype, add)) for peer, views in receives]
         out = [(peer, packed(views)) for peer, views in sends]
-        into = [(peer, landing.buffer) for peer, landing in landings]
+        into = [(peer, buffer.buffer) for peer, buffer in buffers]
         wait = self.waiting_for_messages(what, out, into)
         self.count(out, into)
         with wait:
             pending = self._post_staged(out, into)
         far: Request = Guarded(pending, wait)
-        if any(landing.views for _, landing in landings):
-            far = Arriving(far, [landing for _, landing in landings])
+        if any(buffer.views for _, buffer in buffers):
+            far = Arriving(far, [buffer for _, buffer in buffers])
         return far if near is NOTHING else Both(far, near)
 
     # Collectives

@@ -32,7 +32,7 @@ from ...errors import PartitionError
 from ...grid import Grid, Layout
 from ..messages.requests import NOTHING, Request
 from ..node import FEW
-from .base import Parcel, Team, Transport
+from .base import PeerTensor, Team, Transport
 
 ABSTAINS = np.iinfo(np.int64).min
 """What a worker writes into a vote where it has no say: the least number, since the maximum is taken."""
@@ -101,7 +101,7 @@ class Ledger:
 
 
 class _UnderWay:
-    """A pending sum on one machine, which holds buffers for the others' shares until waited for (`messages.share_sum`)."""
+    """A pending sum on one machine, which holds buffers for the others' chunks until waited for (`messages.chunked_sum`)."""
 
     def __init__(self, x: Tensor, workers: int) -> None:
         self._room: Tensor | None = x.new_empty((workers - 1, -(-x.numel() // workers)))
@@ -174,7 +174,7 @@ class CountingTransport(Transport):
     def _what(self) -> str:
         return self.waiting.what if self.waiting else ""
 
-    def _post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Request:
+    def _post(self, sends: Sequence[PeerTensor], receives: Sequence[PeerTensor]) -> Request:
         for peer, x in sends:
             self._note("message", (peer,), x.nbytes)
         for peer, x in receives:

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from ..messages import wire_dtypes
+from ..messages.chunked_sum import Begun, ChunkedSum, LateSum
 from ..messages.packing import Views, volume
 from ..messages.requests import NOTHING, Both, Request, Unstaging
-from ..messages.share_sum import Begun, LateSum, ShareSum
 from ..node import FEW, Node
 
 Team = tuple[int, ...]
-Parcel = tuple[int, Tensor]
+PeerTensor = tuple[int, Tensor]
 """A peer and the contiguous tensor that goes to it or comes from it."""
 
 
@@ -37,22 +37,22 @@ class DataPath(ABC):
     def __init__(self) -> None:
         self.node: Node | None = None
         """The connection to the workers of the same machine, where it is better than the library's own."""
-        self._begun: list[ShareSum | LateSum] = []
+        self._begun: list[ChunkedSum | LateSum] = []
         """The sums that were begun since one was last waited for, in order."""
 
     # The choice of path
 
     def _near(
-        self, parcels: Sequence[tuple[int, Views]], dtype: torch.dtype
+        self, messages: Sequence[tuple[int, Views]], dtype: torch.dtype
     ) -> tuple[Sequence[tuple[int, Views]], Sequence[tuple[int, Views]]]:
-        """The parcels that go through shared memory, and the others; sender and receiver decide alike."""
+        """The messages that go through shared memory, and the others; sender and receiver decide alike."""
         node = self.node
-        if node is None or not parcels or not self._is_for_node(parcels[0][1][0]):
-            return (), parcels
+        if node is None or not messages or not self._is_for_node(messages[0][1][0]):
+            return (), messages
         near: list[tuple[int, Views]] = []
         far: list[tuple[int, Views]] = []
-        is_cuda = parcels[0][1][0].is_cuda
-        for peer, views in parcels:
+        is_cuda = messages[0][1][0].is_cuda
+        for peer, views in messages:
             size = volume(views) * dtype.itemsize
             (near if node.reaches(peer, size, is_cuda) else far).append((peer, views))
         return near, far
@@ -75,8 +75,8 @@ class DataPath(ABC):
 
     # Messages
 
-    def _post_by_path(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Request:
-        """Post parcels: between workers of this machine through shared memory, others through the library."""
+    def _post_by_path(self, sends: Sequence[PeerTensor], receives: Sequence[PeerTensor]) -> Request:
+        """Post messages: between workers of this machine through shared memory, others through the library."""
         if self.node is None:
             return self._post_staged(sends, receives)
         near_out, far_out = self._near([(peer, (wire_dtypes.as_bytes(x),)) for peer, x in sends], torch.uint8)
@@ -88,8 +88,8 @@ class DataPath(ABC):
             return near
         return Both(self._post_staged([(p, x) for p, (x,) in far_out], [(p, x) for p, (x,) in far_in]), near)
 
-    def _post_staged(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Request:
-        """Post parcels through the library, staging CUDA tensors through the host where it cannot carry them."""
+    def _post_staged(self, sends: Sequence[PeerTensor], receives: Sequence[PeerTensor]) -> Request:
+        """Post messages through the library, staging CUDA tensors through the host where it cannot carry them."""
         if self.carries_cuda or not any(tensor.is_cuda for _, tensor in (*sends, *receives)):
             return self._post(sends, receives)
         hosts = [(peer, wire_dtypes.host_buffer(tensor)) for peer, tensor in receives]
@@ -116,7 +116,7 @@ class DataPath(ABC):
     def _post_narrow_sum(self, x: Tensor, team: Team, wire: torch.dtype) -> Request:
         """Start the sum of a float `x` whose numbers are sent as the narrower dtype `wire`."""
         flat = x.view(-1)
-        return Begun(ShareSum(flat, flat, team, self.rank, self._post_by_path, wire), self._begun)
+        return Begun(ChunkedSum(flat, flat, team, self.rank, self._post_by_path, wire), self._begun)
 
     def _sum_into(self, total: Tensor, x: Tensor, team: Team) -> None:
         """Write the sum of `x`, which may have any strides, into the contiguous `total`."""
@@ -135,7 +135,7 @@ class DataPath(ABC):
     # What a transport implements, for contiguous tensors on the host, and on a device if `carries_cuda`
 
     @abstractmethod
-    def _post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Request: ...
+    def _post(self, sends: Sequence[PeerTensor], receives: Sequence[PeerTensor]) -> Request: ...
 
     def _all_sum_into(self, total: Tensor, x: Tensor, team: Team) -> None:
         """`_all_sum` of `x`, which may have any strides, into the contiguous `total`."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from ...log import logger
 from ..messages.requests import NOTHING, Request
 from ..node import NodeError, find_node
-from .base import Parcel, Team, Transport
+from .base import PeerTensor, Team, Transport
 
 TYPES = {
     torch.float32: MPI.FLOAT,
@@ -54,12 +54,12 @@ def memory(x: Tensor) -> MPI.buffer:
 @dataclass(slots=True)
 class _Requests:
     requests: list[MPI.Request]
-    parcels: object
+    messages: object
     """Kept alive until the requests are complete."""
 
     def wait(self) -> None:
         MPI.Request.Waitall(self.requests)
-        self.parcels = None
+        self.messages = None
 
 
 class MPITransport(Transport):
@@ -86,7 +86,7 @@ class MPITransport(Transport):
             logger.debug("group of workers %s made", team)
         return comm
 
-    def _post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Request:
+    def _post(self, sends: Sequence[PeerTensor], receives: Sequence[PeerTensor]) -> Request:
         world = self._world
         requests = [world.Irecv(memory(x), peer, TAG) for peer, x in receives]
         requests += [world.Isend(memory(x), peer, TAG) for peer, x in sends]

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from ..messages.requests import NOTHING, Request
-from .base import Parcel, Team, Transport
+from .base import PeerTensor, Team, Transport
 
 
 class SoloTransport(Transport):
@@ -26,7 +26,7 @@ class SoloTransport(Transport):
     def abort(self, code: int = 1) -> None:
         os._exit(code)
 
-    def _post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Request:
+    def _post(self, sends: Sequence[PeerTensor], receives: Sequence[PeerTensor]) -> Request:
         assert not sends, "a single worker has no peers"
         assert not receives, "a single worker has no peers"
         return NOTHING

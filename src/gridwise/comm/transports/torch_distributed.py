@@ -44,7 +44,7 @@ from ..messages.requests import NOTHING, Request
 from ..node import find_node
 from ..supervision import open_sockets
 from ..supervision.open_sockets import OpenSocket
-from .base import Parcel, Team, Transport
+from .base import PeerTensor, Team, Transport
 from .own_devices import can_use_nccl
 
 TIMEOUT = timedelta(days=7)
@@ -135,7 +135,7 @@ class TorchTransport(Transport):
     def _for(self, x: Tensor, team: Team) -> dist.ProcessGroup:
         return self.group_of(team, "nccl" if x.is_cuda else "gloo")
 
-    def _post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> Request:
+    def _post(self, sends: Sequence[PeerTensor], receives: Sequence[PeerTensor]) -> Request:
         group = self._for((*sends, *receives)[0][1], self.everyone)
         moves = [dist.P2POp(dist.irecv, wire_dtypes.as_bytes(x), self._ranks[peer], group) for peer, x in receives]
         moves += [dist.P2POp(dist.isend, wire_dtypes.as_bytes(x), self._ranks[peer], group) for peer, x in sends]

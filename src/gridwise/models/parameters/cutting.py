@@ -19,7 +19,7 @@ from ...deferred_init import is_deferred, materialize_shard
 from ...errors import PartitionError
 from ...grid import Grid
 from ...grid.arrange import arranged
-from ...nn.parameters.blocks import BlockParameter, Spread, is_cut
+from ...nn.parameters.blocks import BlockParameter, Sharding, is_cut
 from ...nn.parameters.whole_tensor import mark_replaced
 from ...partition import Partition
 from ...torch_internals.modules import refresh_rnn
@@ -38,8 +38,8 @@ def cut_parameters(models: Mapping[str, torch.nn.Module], P: Partition) -> None:
                 f"distribute: `{name}` is whole in a model that was distributed before, and cannot be cut as well.",
                 fix="parameters='cut' for both, or copy.deepcopy(model) before the first of them is distributed.",
             )
-        spread, turn = spread_of(value.shape, P.ranks, turn)
-        kept[id(value)] = value, _block(value, spread, P)
+        sharding, turn = sharding_of(value.shape, P.ranks, turn)
+        kept[id(value)] = value, _block(value, sharding, P)
     for module in (module for model in models.values() for module in model.modules()):
         for key, parameter in module._parameters.items():
             if id(parameter) in kept:
@@ -62,7 +62,7 @@ def is_worth_cutting(value: Tensor, workers: int) -> bool:
     return value.numel() >= workers > 1
 
 
-def spread_of(shape: Iterable[int], ranks: tuple[int, ...], turn: int = 0) -> tuple[Spread, int]:
+def sharding_of(shape: Iterable[int], ranks: tuple[int, ...], turn: int = 0) -> tuple[Sharding, int]:
     """How a parameter is cut over workers, the first block going to number `turn` of them; and whose turn is next."""
     shape = tuple(shape)
     extents = arranged(shape, len(ranks))
@@ -70,19 +70,19 @@ def spread_of(shape: Iterable[int], ranks: tuple[int, ...], turn: int = 0) -> tu
     for n, p in zip(shape, extents, strict=True):
         larger *= n % p or p  # so many of the blocks along this dim are larger than the others
     holders = Grid((*ranks[turn:], *ranks[:turn]), extents)
-    return Spread(holders, tuple(range(len(shape))), shape), (turn + larger) % len(ranks)
+    return Sharding(holders, tuple(range(len(shape))), shape), (turn + larger) % len(ranks)
 
 
-def _block(value: Tensor, spread: Spread, P: Partition) -> BlockParameter:
+def _block(value: Tensor, sharding: Sharding, P: Partition) -> BlockParameter:
     """This worker's block of a parameter, in its place; the parameter is emptied."""
     rank = P.transport.rank
-    box, nothing = spread.block(rank), (slice(0, 0),)
+    box, nothing = sharding.block(rank), (slice(0, 0),)
     if is_deferred(value):
         data = materialize_shard(value, nothing if box is None else box.slices).detach()
     else:
         data = value.detach()[nothing if box is None else box.slices].clone()
     block = BlockParameter(data, value.requires_grad)
-    spread.label(block, P.transport)
+    sharding.label(block, P.transport)
     if not is_deferred(value):
         block.__dict__.update({k: v for k, v in vars(value).items() if k not in vars(block)})
         copy_hooks(block, value)

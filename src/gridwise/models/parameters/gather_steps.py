@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ...errors import UnsupportedError
-from ...nn.parameters.blocks import Spread, is_cut
+from ...nn.parameters.blocks import Sharding, is_cut
 from ...nn.parameters.gradient_buckets import FULL
 from ..program import Checkpoint, Program, Step, free_early
 from .gathering import CallGathers, GatherSchedule, UsesParameters
@@ -36,13 +36,13 @@ class CutParameter:
 
     slot: int
     name: str
-    spread: Spread
+    sharding: Sharding
     dtype: torch.dtype
     device: torch.device
 
     @property
     def nbytes(self) -> int:
-        return self.dtype.itemsize * torch.Size(self.spread.shape).numel()
+        return self.dtype.itemsize * torch.Size(self.sharding.shape).numel()
 
 
 @dataclass
@@ -74,8 +74,8 @@ def gather_parameters(program: Program, stored: Mapping[str, tuple[dict[str, Any
         held, key = stored.get(source.name, ({}, "")) if source.kind == "parameter" else ({}, "")
         value = held.get(key)
         if is_cut(value):
-            assert value.spread is not None
-            cut[slot] = CutParameter(slot, source.name, value.spread, value.dtype, value.device)
+            assert value.sharding is not None
+            cut[slot] = CutParameter(slot, source.name, value.sharding, value.dtype, value.device)
     if changed := [each.name for slot, each in cut.items() if slot in program.changed_slots]:
         raise UnsupportedError(
             f"{program.name} changes {', '.join(changed)} in `forward`, of which each worker has a block only.",
@@ -105,7 +105,7 @@ def _with_gathers(
         GatherGroup(
             program.workers,
             _name(each.uses[0].parameter.name, len(each.uses), program.name),
-            [use.parameter.spread for use in each.uses],
+            [use.parameter.sharding for use in each.uses],
             each.nbytes,
         )
         for each in packed

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ...comm.messages.requests import Request
 from ...nn.engine.agreement import key_of
-from ...nn.engine.operator import Ticket, apply, meet, prepare
+from ...nn.engine.operator import CallId, apply, meet, prepare
 from ...nn.parameters.gradient_wire import current_wire
 from ...nn.windows.saved_input import check_version, may_hook
 from ...torch_internals.autograd import at_end_of_backward, current_node, run_last
@@ -187,8 +187,8 @@ class _Gathered(torch.autograd.Function):
         gathering: Gathering = ctx.gathering
         group, workers = gathering.group, gathering.group.workers
         gathering.held = None
-        ticket = Ticket(key_of(group.name), 0).differentiated()
-        meet(ctx, workers.transport, workers.team, group.name, ticket)
+        call_id = CallId(key_of(group.name), 0).differentiated()
+        meet(ctx, workers.transport, workers.team, group.name, call_id)
         if not torch.is_grad_enabled():
             gathering.sum = gathering.call.begin_sum(gathering, gradients)
             return None, None, *gathering.sum.blocks
@@ -199,7 +199,7 @@ class _Gathered(torch.autograd.Function):
             group.moves, gradients, gathering.blocks, group.shapes, counts, strict=True
         ):
             given = block.new_zeros(shape) if gradient is None else gradient
-            made.append(apply(given, move.adjoint, ticket, True) if count else None)
+            made.append(apply(given, move.adjoint, call_id, True) if count else None)
         return None, None, *made
 
 

@@ -20,8 +20,8 @@ from ...comm.graph_breaks import read_by_host
 from ...comm.messages.packing import parts, put, volume
 from ...comm.messages.requests import Request
 from ...comm.messages.wire_dtypes import NARROW_FROM
-from ...nn.engine.carrier import Move, Placed
-from ...nn.parameters.blocks import Spread
+from ...nn.engine.carrier import Move, PeerViews
+from ...nn.parameters.blocks import Sharding
 from ...operators.formats import HALVES, memory_format_of
 from ..movement import move_along
 from ..placement import Workers, everything
@@ -30,11 +30,12 @@ from ..placement import Workers, everything
 class GatherGroup:
     """The gather of several parameters of one dtype and device, and its adjoint; `nbytes` are those of all of them."""
 
-    def __init__(self, workers: Workers, name: str, spreads: Sequence[Spread], nbytes: int) -> None:
+    def __init__(self, workers: Workers, name: str, shardings: Sequence[Sharding], nbytes: int) -> None:
         self.workers, self.name, self.nbytes = workers, name, nbytes
-        self.shapes = [spread.shape for spread in spreads]
+        self.shapes = [sharding.shape for sharding in shardings]
         self.moves: list[Move] = [
-            move_along(spread.layout, everything(spread.layout), workers, f"the gather of {name}") for spread in spreads
+            move_along(sharding.layout, everything(sharding.layout), workers, f"the gather of {name}")
+            for sharding in shardings
         ]
 
     def begin(self, blocks: Sequence[Tensor], into: Sequence[Tensor] | None = None) -> tuple[Request, Sequence[Tensor]]:
@@ -57,12 +58,12 @@ class GatherGroup:
         return pending, wholes
 
 
-def by_peer(placed: Sequence[Sequence[Placed]], tensors: Sequence[Tensor]) -> dict[int, list[Tensor]]:
-    """The places of all tensors that make up the message of each peer."""
+def by_peer(messages: Sequence[Sequence[PeerViews]], tensors: Sequence[Tensor]) -> dict[int, list[Tensor]]:
+    """The boxes of all tensors that make up the message of each peer."""
     found: dict[int, list[Tensor]] = {}
-    for messages, tensor in zip(placed, tensors, strict=True):
-        for peer, places in messages:
-            found.setdefault(peer, []).extend(place(tensor) for place in places)
+    for each, tensor in zip(messages, tensors, strict=True):
+        for peer, views in each:
+            found.setdefault(peer, []).extend(view(tensor) for view in views)
     return found
 
 

@@ -54,8 +54,8 @@ def tensors_of(modules: Mapping[str, torch.nn.Module]) -> list[Holding]:
                 if isinstance(value, Tensor):
                     is_leaf = isinstance(value, torch.nn.Parameter)
                     name = f"{path}.{key}" if path else key
-                    spread = getattr(module, "_spreads", {}).get(key)
-                    shape = tuple(value.shape) if spread is None else spread.shape
+                    sharding = getattr(module, "_shardings", {}).get(key)
+                    shape = tuple(value.shape) if sharding is None else sharding.shape
                     new = Holding(name, "parameter" if is_leaf else "buffer", value, shape)
                     found.setdefault(id(value), new).places.append((held, key))
     return list(found.values())

@@ -26,7 +26,7 @@ from ...grid import Box, Interval, Layout, Needs, Shape
 from ...grid.cuts import scaled
 from ...nn.engine.agreement import key_of
 from ...nn.engine.carrier import Move
-from ...nn.engine.operator import Ticket, meet, prepare
+from ...nn.engine.operator import CallId, meet, prepare
 from ...operators.attention import AttentionSpec
 from ...operators.attention import attention as on_boxes
 from ...operators.formats import wide
@@ -132,7 +132,7 @@ class BlocksInTurn:
     ) -> None:
         self.spec, self.workers, self.name, self.dtype = spec, call.workers, call.name, call.result.dtype
         self.box = call.block(target)
-        self.ticket = Ticket(key_of(call.name), 0)
+        self.call_id = CallId(key_of(call.name), 0)
         self.own = call.block(keys).start[-2]
         place, parts = target.grid.index_of(call.workers.rank)[-2], target.grid.shape[-2]
         rows, columns = [[each] for each in pairwise(target.cuts[-2])], list(pairwise(keys.cuts[-2]))
@@ -251,7 +251,7 @@ class _InTurn(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         turn, attention = ctx.turn, ctx.attention
         workers = turn.workers
-        k, v, mask, *rest = meet(ctx, workers.transport, workers.team, turn.name, turn.ticket.differentiated())
+        k, v, mask, *rest = meet(ctx, workers.transport, workers.team, turn.name, turn.call_id.differentiated())
         count = len(attention)
         queries, outputs, levels = rest[:count], rest[count : 2 * count], rest[2 * count :]
         with _without_autocast(k.device.type):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...grid import Box, Grid, Layout
 from ...nn.engine.agreement import key_of
-from ...nn.engine.operator import Ticket
+from ...nn.engine.operator import CallId
 from ...nn.windows.conv_part import ConvPart, plain_part, transposed_part
 from ...operators.windows.convolution import ConvolutionOnBoxes
 from ...operators.windows.transposed_convolution import TransposedOnBoxes
@@ -80,7 +80,7 @@ def _is_cut_by_samples(layout: Layout, x: GlobalTensor, space: int) -> bool:
 
 def _run_of(part: ConvPart, boxes: list[Box], name: str) -> LocalFunction:
     """The call of `part` with its boxes of the weight and of the bias; without any, with nothing of them."""
-    ticket = Ticket(key_of(name), 0)
+    call_id = CallId(key_of(name), 0)
 
     def own(tensors: tuple[Tensor, ...]) -> list[Tensor]:
         if not boxes:
@@ -93,7 +93,7 @@ def _run_of(part: ConvPart, boxes: list[Box], name: str) -> LocalFunction:
         given = x, weight, bias[0] if bias else None
         records = x.requires_grad and torch.is_grad_enabled()
         if part.node is not None:
-            return part.node(*given, (None, None), ticket, records)
-        return part.in_steps(*given, ticket, records)
+            return part.node(*given, (None, None), call_id, records)
+        return part.in_steps(*given, call_id, records)
 
     return run

@@ -12,7 +12,7 @@ from ...errors import PartitionError
 from ...grid import Layout
 from ...nn.engine.agreement import key_of
 from ...nn.engine.copy_and_sum import AllSum
-from ...nn.engine.operator import Ticket
+from ...nn.engine.operator import CallId
 from ...nn.layers import norm_functions
 from ...nn.layers.standardise import Normalisation, Running, Sets
 from ..placement import Cut
@@ -61,11 +61,11 @@ def _normalising(call: Call, sets: Sets) -> Callable[..., Normalisation]:
 
     The norm is recorded by autograd if any of the tensors needs a gradient, which is the same on all workers.
     """
-    eps, ticket = call["eps"], Ticket(key_of(call.name), 0)
+    eps, call_id = call["eps"], CallId(key_of(call.name), 0)
 
     def how(*tensors: Tensor | None) -> Normalisation:
         records = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-        return Normalisation(sets, eps, ticket, records)
+        return Normalisation(sets, eps, call_id, records)
 
     return how
 

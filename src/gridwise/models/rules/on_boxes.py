@@ -16,7 +16,7 @@ from ...grid import Box, Grid, Layout, balanced_cuts
 from ...grid.arrange import arranged
 from ...grid.cuts import scaled
 from ...nn.engine.agreement import key_of
-from ...nn.engine.operator import Ticket
+from ...nn.engine.operator import CallId
 from ...nn.windows.local_part import LocalPart
 from ...nn.windows.padded_part import padded_part
 from ...operators.on_boxes import Local, Needs
@@ -77,10 +77,10 @@ def _with(box: Box, d: int, ends: tuple[int, int]) -> Box:
 
 def placed_by(call: Call, part: LocalPart, source: Layout, target: Layout) -> Placed:
     """The answer of a rule whose call is run by `part`."""
-    ticket, dtypes = Ticket(key_of(call.name), 0), [result.dtype for result in call.results]
+    call_id, dtypes = CallId(key_of(call.name), 0), [result.dtype for result in call.results]
 
     def run(x: Tensor, *_: Tensor) -> Any:
-        made = part(x, ticket, x.requires_grad and torch.is_grad_enabled())
+        made = part(x, call_id, x.requires_grad and torch.is_grad_enabled())
         if not part.block.volume:
             made = made.to(dtypes[0])
             return (

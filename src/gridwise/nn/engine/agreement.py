@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...comm.agreement import Ballot as Ballot
+from ...comm.agreement import Vote as Vote
 from ...comm.agreement import agree_call as agree_call
 from ...comm.agreement import agree_common as agree_common
 from ...comm.agreement import agree_plan as agree_plan
@@ -26,16 +26,16 @@ from ...errors import PartitionError
 from ...grid import Grid, Layout, cuts_from_extents
 
 DTYPES = sorted((d for d in vars(torch).values() if isinstance(d, torch.dtype)), key=str)
-Places = tuple[int, int, int, int, int]
-"""Positions in a ballot: dtype, device, "needs a gradient", "does not record" and "on a CUDA device"."""
+Positions = tuple[int, int, int, int, int]
+"""Positions in a vote: dtype, device, "needs a gradient", "does not record" and "on a CUDA device"."""
 
 
 def agree_unbatched(transport: Transport, team: Team, what: str, unbatched: bool | None) -> bool:
     """Whether the input has no batch dim, agreed by all workers; those that hold no part of it pass None."""
-    ballot = Ballot()
-    place = ballot.equal(None if unbatched is None else int(unbatched))
-    ballot.count(transport, team, what)
-    agreed = ballot.read(place)
+    vote = Vote()
+    asked = vote.equal(None if unbatched is None else int(unbatched))
+    vote.count(transport, team, what)
+    agreed = vote.read(asked)
     if agreed is None:
         raise PartitionError(f"{what}: some workers have a batch dim and others have none.")
     return bool(agreed)
@@ -79,24 +79,24 @@ def agree_layout(
     declared = transport.declared_layout(grid, mine.shape, whole, what, team)
     active = transport.rank in grid
     index = grid.index_of(transport.rank) if active else ()
-    ballot = Ballot()
-    common = _vote_common(ballot, mine, active)
-    fits = ballot.any(active and len(mine.shape) != grid.dim)
+    vote = Vote()
+    common = _vote_common(vote, mine, active)
+    fits = vote.any(active and len(mine.shape) != grid.dim)
     slots: list[list[int]] = []
     for d, places in enumerate(grid.shape):
         extent = mine.shape[d] if active and len(mine.shape) == grid.dim else None
         if d in whole:
-            slots.append([ballot.equal(extent)])
+            slots.append([vote.equal(extent)])
         else:
-            slots.append([ballot.equal(extent if active and index[d] == i else None) for i in range(places)])
-    ballot.count(transport, team, what)
-    extents = [[ballot.read(slot) for slot in line] for line in slots]
-    if ballot.read(fits):
+            slots.append([vote.equal(extent if active and index[d] == i else None) for i in range(places)])
+    vote.count(transport, team, what)
+    extents = [[vote.read(slot) for slot in line] for line in slots]
+    if vote.read(fits):
         asked = f"{what} needs tensors of {grid.dim} dims, one for each axis of the grid {grid.shape}."
         _refuse(transport, team, asked, mine, active)
-    if declared is not None and ballot.read(common[0]) is None:  # in a plan, only workers that hold it know its dtype
+    if declared is not None and vote.read(common[0]) is None:  # in a plan, only workers that hold it know its dtype
         return declared, mine
-    agreed = _read_common(ballot, common, transport, team, what, mine, active)
+    agreed = _read_common(vote, common, transport, team, what, mine, active)
     if declared is not None:
         return declared, agreed
     if any(extent is None for line in extents for extent in line):
@@ -122,45 +122,45 @@ def agree_same(
     mine = Structure.of(x)
     shapes, disagree = [], False
     for members, holds in groups:
-        ballot = Ballot()
-        ndim = ballot.equal(len(mine.shape) if holds else None)
-        slots = [ballot.equal(mine.shape[d] if holds and d < len(mine.shape) else None) for d in range(64)]
-        ballot.count(transport, members, what)
-        dims = ballot.read(ndim)
-        extents = [ballot.read(slot) for slot in slots[: dims or 0]]
+        vote = Vote()
+        ndim = vote.equal(len(mine.shape) if holds else None)
+        slots = [vote.equal(mine.shape[d] if holds and d < len(mine.shape) else None) for d in range(64)]
+        vote.count(transport, members, what)
+        dims = vote.read(ndim)
+        extents = [vote.read(slot) for slot in slots[: dims or 0]]
         disagree |= dims is None or None in extents
         shapes.append(tuple(extent or 0 for extent in extents))
     holds_any = any(holds for _, holds in groups)
-    ballot = Ballot()
-    common = _vote_common(ballot, mine, holds_any)
-    differ = ballot.any(disagree)
-    ballot.count(transport, team, what)
-    if ballot.read(differ):
+    vote = Vote()
+    common = _vote_common(vote, mine, holds_any)
+    differ = vote.any(disagree)
+    vote.count(transport, team, what)
+    if vote.read(differ):
         _refuse(transport, team, f"{what} needs tensors of one shape from the workers it combines.", mine, holds_any)
-    return shapes, _read_common(ballot, common, transport, team, what, mine, holds_any)
+    return shapes, _read_common(vote, common, transport, team, what, mine, holds_any)
 
 
-def _vote_common(ballot: Ballot, mine: Structure, holds: bool) -> Places:
+def _vote_common(vote: Vote, mine: Structure, holds: bool) -> Positions:
     kind = mine.device.type
     return (
-        ballot.equal(DTYPES.index(mine.dtype) if holds else None),
-        ballot.equal(key_of(kind) if holds else None),
-        ballot.any(mine.requires_grad),
-        ballot.any(not mine.records),
-        ballot.any(holds and kind == "cuda"),
+        vote.equal(DTYPES.index(mine.dtype) if holds else None),
+        vote.equal(key_of(kind) if holds else None),
+        vote.any(mine.requires_grad),
+        vote.any(not mine.records),
+        vote.any(holds and kind == "cuda"),
     )
 
 
 def _read_common(
-    ballot: Ballot,
-    places: Places,
+    vote: Vote,
+    common: Positions,
     transport: Transport,
     team: Team,
     what: str,
     mine: Structure,
     holds: bool,
 ) -> Structure:
-    dtype, device, wants, silent, cuda = (ballot.read(place) for place in places)
+    dtype, device, wants, silent, cuda = (vote.read(each) for each in common)
     if dtype is None:
         _refuse(transport, team, f"{what} needs tensors of one dtype on all workers.", mine, holds)
     if device is None:

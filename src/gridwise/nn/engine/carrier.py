@@ -1,7 +1,7 @@
 """The operator behind every movement of blocks: carry out one worker's part of a route.
 
     forward  y = A x     each worker gets the box it needs, copied piece by piece from the blocks of their owners
-    adjoint  x = A' y    the same pieces go back, and those that arrive at one place are added
+    adjoint  x = A' y    the same pieces go back, and those that arrive in one box are added
     bytes    what the route sends, once; one message per peer
 
 The result is allocated uninitialised, and local pieces are copied while messages are in flight; the transport packs the
@@ -27,7 +27,7 @@ from .operator import Operator
 NOWHERE = Box((), ())
 
 
-class Place:
+class BoxView:
     """A box of a tensor of known shape, as the fewest `narrow` calls: cheaper than slicing every dim."""
 
     __slots__ = ("cuts", "shape")
@@ -45,38 +45,40 @@ class Place:
 
 Margins = tuple[tuple[int, int], ...]
 """Per dim, how many rows before and after."""
-Placed = tuple[int, list[Place]]
-"""A peer and the places in the local tensor that make up its message."""
+PeerViews = tuple[int, list[BoxView]]
+"""A peer and the boxes of the local tensor that make up its message."""
 
 
 class Traffic:
-    """The messages of a movement, from places of one tensor to places of another; reused by every call."""
+    """The messages of a movement, from boxes of one tensor to boxes of another; reused by every call."""
 
-    def __init__(self, transport: Transport, what: str, sends: Sequence[Placed], receives: Sequence[Placed]) -> None:
+    def __init__(
+        self, transport: Transport, what: str, sends: Sequence[PeerViews], receives: Sequence[PeerViews]
+    ) -> None:
         self.transport, self.what, self.sends, self.receives = transport, what, sends, receives
-        self.arriving = [place for _, places in receives for place in places]
+        self.arriving = [view for _, views in receives for view in views]
 
-    def carry(self, x: Tensor, y: Tensor, kept: Sequence[tuple[Place, Place]], add: bool) -> None:
-        """Send places of `x`; copy or add what arrives, and what is kept, into places of `y`."""
+    def carry(self, x: Tensor, y: Tensor, kept: Sequence[tuple[BoxView, BoxView]], add: bool) -> None:
+        """Send boxes of `x`; copy or add what arrives, and what is kept, into boxes of `y`."""
         self.carry_together([x], [y], kept, add)
 
     def swap(self, x: Tensor, received: Sequence[Tensor]) -> Request:
-        """Send places of `x` and receive into tensors of the shapes of `arriving`."""
+        """Send boxes of `x` and receive into tensors of the shapes of `arriving`."""
         into = iter(received)
         return self.transport.move(
-            [(peer, [place(x) for place in places]) for peer, places in self.sends],
-            [(peer, [next(into) for _ in places]) for peer, places in self.receives],
+            [(peer, [view(x) for view in views]) for peer, views in self.sends],
+            [(peer, [next(into) for _ in views]) for peer, views in self.receives],
             x.dtype,
             self.what,
         )
 
     def carry_together(
-        self, sources: Sequence[Tensor], targets: Sequence[Tensor], kept: Sequence[tuple[Place, Place]], add: bool
+        self, sources: Sequence[Tensor], targets: Sequence[Tensor], kept: Sequence[tuple[BoxView, BoxView]], add: bool
     ) -> None:
         """The same for several tensors of one dtype: all that goes to a peer is one message."""
         pending = self.transport.move(
-            [(peer, [place(x) for x in sources for place in places]) for peer, places in self.sends],
-            [(peer, [place(y) for y in targets for place in places]) for peer, places in self.receives],
+            [(peer, [view(x) for x in sources for view in views]) for peer, views in self.sends],
+            [(peer, [view(y) for y in targets for view in views]) for peer, views in self.receives],
             sources[0].dtype,
             self.what,
             add,
@@ -114,19 +116,19 @@ class Move(Operator):
         self.is_identity = plan.is_identity and not any(map(any, margins))
         room, shift = Box.of_shape(self.shape), tuple(before for before, _ in margins)
 
-        def target(piece: Piece) -> Place:
-            return Place(piece.target.shifted(shift), room)
+        def target(piece: Piece) -> BoxView:
+            return BoxView(piece.target.shifted(shift), room)
 
-        self.sends: list[Placed] = [(m.peer, [Place(p.source, own) for p in m.pieces]) for m in plan.sends]
-        self.receives: list[Placed] = [(m.peer, [target(p) for p in m.pieces]) for m in plan.receives]
-        self.kept = [(Place(p.source, own), target(p)) for p in plan.kept]
+        self.sends: list[PeerViews] = [(m.peer, [BoxView(p.source, own) for p in m.pieces]) for m in plan.sends]
+        self.receives: list[PeerViews] = [(m.peer, [target(p) for p in m.pieces]) for m in plan.receives]
+        self.kept = [(BoxView(p.source, own), target(p)) for p in plan.kept]
         self.keeps_all = len(plan.kept) == 1 and plan.kept[0].source.shape == own.shape
         self.traffic = Traffic(transport, name, self.sends, self.receives)
 
     @property
     def incoming(self) -> int:
         """How many elements come from other workers."""
-        return sum(prod(place.shape) for _, places in self.receives for place in places)
+        return sum(prod(view.shape) for _, views in self.receives for view in views)
 
     @cached_property
     def adjoint(self) -> MoveBack:

@@ -9,7 +9,7 @@ from ...comm.transports.base import Team, Transport
 from ...grid import union_of
 from ...partition import Partition
 from .agreement import key_of
-from .operator import Ticket
+from .operator import CallId
 
 
 @dataclass(slots=True)
@@ -18,7 +18,7 @@ class Identity:
 
     title: str
     """What it is called in errors."""
-    ticket: Ticket
+    call_id: CallId
     """Its key, the same on all workers, and the call that it is in."""
     transport: Transport | None = None
     """None for a layer without partitions, which has nobody to agree with."""
@@ -33,7 +33,7 @@ class Identity:
 
     @classmethod
     def of_class(cls, name: str) -> Identity:
-        return cls(name, Ticket(key_of(name), 0))
+        return cls(name, CallId(key_of(name), 0))
 
     @classmethod
     def in_partitions(cls, name: str, partitions: Sequence[Partition], signature: str) -> Identity:
@@ -44,7 +44,7 @@ class Identity:
         text = f"{name} {[p.geometry.digest for p in partitions]} {signature}"
         return cls(
             title=f"{name}({grids}{', ' if signature else ''}{signature})",
-            ticket=Ticket(key_of(f"{text} #{transport.ordinal(text)}"), 0),
+            call_id=CallId(key_of(f"{text} #{transport.ordinal(text)}"), 0),
             transport=transport,
             team=team,
             is_outside=transport.rank not in team,
@@ -55,7 +55,7 @@ class Identity:
     def copied(self) -> Identity:
         """The identity of a copy of the layer, which no worker can take for the original; all workers copy it."""
         self.copies += 1
-        return replace(self, ticket=Ticket(key_of(f"copy {self.copies} of {self.ticket.key}"), 0), copies=0)
+        return replace(self, call_id=CallId(key_of(f"copy {self.copies} of {self.call_id.key}"), 0), copies=0)
 
 
 def _short(ranks: tuple[int, ...]) -> str:

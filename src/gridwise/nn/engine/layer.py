@@ -23,16 +23,16 @@ from ...deferred_init import is_deferred, materialize_shard
 from ...errors import GridwiseError, MismatchError, PartitionError, UnsupportedError
 from ...partition import Partition
 from ..parameters import saved_blocks
-from ..parameters.blocks import BlockParameter, BlockTensor, Make, Shared, Spread, holders_of_blocks
-from ..parameters.gradient_buckets import shared_together
+from ..parameters.blocks import BlockParameter, BlockTensor, Make, ReplicatedBlock, Sharding, holders_of_blocks
+from ..parameters.gradient_buckets import replicated_together
 from ..parameters.gradient_wire import current_wire
 from ..parameters.replicas import Replica
 from ..parameters.whole_tensor import refuse_dtensor
-from .agreement import Ballot, gather_lines, key_of
+from .agreement import Vote, gather_lines, key_of
 from .autocast import autocast_dtypes
 from .mode import StateStructure, structure_of_state
 from .module import Module
-from .operator import Ticket
+from .operator import CallId
 
 
 class Layer(Module):
@@ -50,16 +50,16 @@ class Layer(Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self._spreads: dict[str, Spread] = {}
+        self._shardings: dict[str, Sharding] = {}
         self._block_shapes: dict[str, torch.Size] = {}
-        self._shared: dict[str, tuple[Shared, int]] = {}
+        self._replicated: dict[str, tuple[ReplicatedBlock, int]] = {}
         self._absent: frozenset[str] = frozenset()
         """Parameters and buffers of torch's layer that this one was constructed without."""
 
     def _build(
         self,
         make: Make,
-        spreads: Callable[[torch.nn.Module], Mapping[str, Spread]],
+        shardings: Callable[[torch.nn.Module], Mapping[str, Sharding]],
         device: torch.device | str | None = None,
         problem: str | None = None,
     ) -> torch.nn.Module:
@@ -81,7 +81,7 @@ class Layer(Module):
             self._transport.uncount(self._identity.counted_as)
             raise
         assert template is not None
-        whole, where = make(device), spreads(template)
+        whole, where = make(device), shardings(template)
         for name, value in whole.named_parameters():
             self._hold(name, value.data, where[name], torch.nn.Parameter)
         for name, buffer in whole.named_buffers():
@@ -90,29 +90,29 @@ class Layer(Module):
             self.register_parameter(name, None)
         for name in (name for name, value in template._buffers.items() if value is None):
             self.register_buffer(name, None)
-        self._absent = frozenset({*self._parameters, *self._buffers} - {*self._spreads})
+        self._absent = frozenset({*self._parameters, *self._buffers} - {*self._shardings})
         return template
 
-    def _hold(self, name: str, value: Tensor, spread: Spread, kind: type[Tensor]) -> None:
+    def _hold(self, name: str, value: Tensor, sharding: Sharding, kind: type[Tensor]) -> None:
         """Keep this worker's block of a global value, as a parameter or as a buffer."""
         assert self._transport is not None
-        transport, block = self._transport, spread.cut(value, self._transport.rank).clone()
-        self._spreads[name], self._block_shapes[name] = spread, block.shape
+        transport, block = self._transport, sharding.cut(value, self._transport.rank).clone()
+        self._shardings[name], self._block_shapes[name] = sharding, block.shape
         holders_of_blocks[self] = transport
         if kind is torch.nn.Parameter:
             self.register_parameter(name, BlockParameter(block, value.dtype.is_floating_point or value.is_complex()))
         else:
             self.register_buffer(name, block)
         self._label()
-        if transport.rank in spread.holders and len(sharers := spread.sharers(transport.rank)) > 1:
+        if transport.rank in sharding.holders and len(replicas := sharding.replicas(transport.rank)) > 1:
             title = f"{name} of {self._title}"
-            key = key_of(f"{self._ticket.key} {name}")
-            self._shared[name] = (Shared(transport, sharers, title), key)
+            key = key_of(f"{self._call_id.key} {name}")
+            self._replicated[name] = (ReplicatedBlock(transport, replicas, title), key)
 
     def register_parameter(self, name: str, param: torch.nn.Parameter | None) -> None:
         """As in torch, which also calls it on assignment: a new value must have the shape of the block."""
-        if name in self._spreads:
-            refuse_dtensor(name, param, self._spreads[name].layout)
+        if name in self._shardings:
+            refuse_dtensor(name, param, self._shardings[name].layout)
         if param is not None and (problem := self._problem_with_shape(name, param)):
             raise PartitionError(f"{self._title}: {problem}")
         super().register_parameter(name, param)
@@ -120,7 +120,7 @@ class Layer(Module):
     def _problem_with_state(self, input: tuple) -> str | None:
         held: dict[str, Tensor | None] = {**self._parameters, **self._buffers}
         x = next((x for x in input if isinstance(x, Tensor)), None) if self._brings_blocks else None
-        for name in self._spreads:
+        for name in self._shardings:
             value = held.get(name)
             if value is None:
                 if name in held and name in self._required:
@@ -135,8 +135,8 @@ class Layer(Module):
         return None
 
     def _refuse_state(self) -> None:
-        for name, spread in self._spreads.items():
-            if spread.layout.grid.size > 1 and name not in self._parameters and name not in self._buffers:
+        for name, sharding in self._shardings.items():
+            if sharding.layout.grid.size > 1 and name not in self._parameters and name not in self._buffers:
                 raise UnsupportedError(
                     f"{self._title}: `{name}` is cut over the workers, and something computes it from its block alone (a "
                     "parametrization, spectral or weight norm, pruning).\n  fix: apply that to layers whose parameters are "
@@ -161,12 +161,14 @@ class Layer(Module):
         twin: Any = super().__deepcopy__(memo)
         if twin._transport is not None:
             holders_of_blocks[twin] = twin._transport
-        twin._shared = {n: (shared, key_of(f"{twin._ticket.key} {n}")) for n, (shared, _) in twin._shared.items()}
+        twin._replicated = {
+            n: (replicated, key_of(f"{twin._call_id.key} {n}")) for n, (replicated, _) in twin._replicated.items()
+        }
         return cast(Layer, twin)
 
     def _weight_and_bias(self) -> tuple[Any, Tensor | None]:
         """Both as by `_parameter`; their gradients are summed in one message where the same workers share them."""
-        held, weight, bias = self._shared, self._parameters.get("weight"), self._parameters.get("bias")
+        held, weight, bias = self._replicated, self._parameters.get("weight"), self._parameters.get("bias")
         together = "weight" in held and "bias" in held and torch.is_grad_enabled()
         if not together or weight is None or bias is None:  # maybe computed, by a parametrization
             return self._parameter("weight"), self._parameter("bias")
@@ -174,12 +176,12 @@ class Layer(Module):
         alike = weight.requires_grad and bias.requires_grad and weight.dtype == bias.dtype
         if not alike or operator.team != other.team:
             return self._parameter("weight"), self._parameter("bias")
-        both = shared_together((weight, bias), operator, Ticket(key, self._ticket.call))
+        both = replicated_together((weight, bias), operator, CallId(key, self._call_id.call))
         return both[0], both[1]
 
-    def _raw_weight_and_bias(self) -> tuple[Any, Tensor | None, list[tuple[Shared, int] | None]]:
+    def _raw_weight_and_bias(self) -> tuple[Any, Tensor | None, list[tuple[ReplicatedBlock, int] | None]]:
         """Both as they are, and how the caller has to sum their gradients."""
-        sums = [self._shared.get(name) for name in ("weight", "bias")]
+        sums = [self._replicated.get(name) for name in ("weight", "bias")]
         if current_wire() is not None:
             sums = [None if each is None else (each[0].with_current_wire(), each[1]) for each in sums]
         return self._block("weight"), self._block("bias"), sums
@@ -190,12 +192,12 @@ class Layer(Module):
         return held[name] if name in held else getattr(self, name)
 
     def _parameter(self, name: str) -> Any:
-        """A parameter for use in `forward`, or None: backward sums its gradient over its sharers."""
+        """A parameter for use in `forward`, or None: backward sums its gradient over its replicas."""
         value = self._block(name)
-        if value is None or name not in self._shared or not (value.requires_grad and torch.is_grad_enabled()):
+        if value is None or name not in self._replicated or not (value.requires_grad and torch.is_grad_enabled()):
             return value
-        operator, key = self._shared[name]
-        return shared_together((value,), operator, Ticket(key, self._ticket.call))[0]
+        operator, key = self._replicated[name]
+        return replicated_together((value,), operator, CallId(key, self._call_id.call))[0]
 
     @property
     def _wants_gradients(self) -> bool:
@@ -216,12 +218,12 @@ class Layer(Module):
 
     def _replicas(self) -> list[Replica]:
         held: dict[str, Tensor | None] = {**self._parameters, **self._buffers}
-        found = [Replica(n, v, self._spreads[n]) for n in self._spreads if (v := held.get(n)) is not None]
-        if lost := [spread for name, spread in self._spreads.items() if name not in held]:
+        found = [Replica(n, v, self._shardings[n]) for n in self._shardings if (v := held.get(n)) is not None]
+        if lost := [sharding for name, sharding in self._shardings.items() if name not in held]:
             grid = lost[0].holders  # computed from other tensors here, which are whole (`_refuse_state`)
             others = {**dict(self.named_parameters()), **dict(self.named_buffers())}
-            more = [(name, value) for name, value in others.items() if name not in self._spreads]
-            found += [Replica(n, v, Spread(grid, (None,) * v.dim(), tuple(v.shape))) for n, v in more]
+            more = [(name, value) for name, value in others.items() if name not in self._shardings]
+            found += [Replica(n, v, Sharding(grid, (None,) * v.dim(), tuple(v.shape))) for n, v in more]
         return found
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -251,7 +253,7 @@ class Layer(Module):
     def _label(self) -> None:
         """Label all blocks again, after something may have replaced them."""
         assert self._transport is not None
-        for name, spread in self._spreads.items():
+        for name, sharding in self._shardings.items():
             value: Any = self._parameters.get(name, self._buffers.get(name))
             if value is None:  # set to None, or computed
                 continue
@@ -260,7 +262,7 @@ class Layer(Module):
                     value = self._parameters[name] = BlockParameter(value.data, value.requires_grad)
             elif not isinstance(value, BlockTensor):
                 value = self._buffers[name] = value.as_subclass(BlockTensor)
-            spread.label(value, self._transport)
+            sharding.label(value, self._transport)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Layer:
         super()._apply(fn, recurse)
@@ -270,12 +272,12 @@ class Layer(Module):
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         assert self._transport is not None
-        for name, spread in self._spreads.items():
+        for name, sharding in self._shardings.items():
             value = destination.get(prefix + name)
             if value is not None and not isinstance(value, BlockParameter | BlockTensor):
                 value = destination[prefix + name] = value.as_subclass(BlockTensor)
-                spread.label(value, self._transport)
-        saved_blocks.note(destination, prefix, self._spreads, self._transport.rank)
+                sharding.label(value, self._transport)
+        saved_blocks.note(destination, prefix, self._shardings, self._transport.rank)
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool, *rest: Any
@@ -283,24 +285,24 @@ class Layer(Module):
         assert self._transport is not None
         mine, rank = dict(state_dict), self._transport.rank
         saved = local_metadata.get(saved_blocks.KEY, {})
-        for name, spread in self._spreads.items():
+        for name, sharding in self._shardings.items():
             value = mine.get(prefix + name)
             if not isinstance(value, Tensor):
                 continue
             if is_deferred(value):
-                mine[prefix + name] = _block_of_deferred(value, spread, rank)
+                mine[prefix + name] = _block_of_deferred(value, sharding, rank)
                 continue
-            saved_blocks.check(prefix + name, value, saved.get(name), spread, rank)
-            if value.shape == spread.shape != self._block_shapes[name]:
-                mine[prefix + name] = spread.cut(value, rank)
+            saved_blocks.check(prefix + name, value, saved.get(name), sharding, rank)
+            if value.shape == sharding.shape != self._block_shapes[name]:
+                mine[prefix + name] = sharding.cut(value, rank)
         super()._load_from_state_dict(mine, prefix, local_metadata, strict, *rest)
         self._label()
         self.__dict__["_replicas_are_new"] = True
 
 
-def _block_of_deferred(value: Tensor, spread: Spread, rank: int) -> Tensor:
+def _block_of_deferred(value: Tensor, sharding: Sharding, rank: int) -> Tensor:
     """This worker's block of a deferred tensor, made without the rest of it; bit for bit that of the whole."""
-    box = spread.block(rank)
+    box = sharding.block(rank)
     slices = box.slices if box is not None else (slice(0, 0),) * min(value.dim(), 1)
     return materialize_shard(value, slices).detach()
 
@@ -323,19 +325,19 @@ def agree_build(
     generators = generators_for(device)
     states = [generator.get_state() for generator in generators]
     key, drawn = key_of(title), xxhash.xxh3_64_intdigest(torch.cat(states).numpy().tobytes()) >> 2
-    ballot = Ballot()
-    same_layer, same_state, fails = ballot.equal(key), ballot.equal(drawn), ballot.any(problem is not None)
+    vote = Vote()
+    same_layer, same_state, fails = vote.equal(key), vote.equal(drawn), vote.any(problem is not None)
     what = f"the construction of {title}"
-    ballot.count(transport, team, what)
-    if ballot.read(same_layer) is None:
+    vote.count(transport, team, what)
+    if vote.read(same_layer) is None:
         raise MismatchError(
             "the workers construct different layers, or the same ones in another order.",
             gather_lines(transport, team, f"constructs {title}"),
             "construct the same layers with the same arguments in the same order on all workers.",
         )
-    if ballot.read(fails):
+    if vote.read(fails):
         raise PartitionError(f"{title} cannot be constructed.", gather_lines(transport, team, problem))
-    if ballot.read(same_state) is None:
+    if vote.read(same_state) is None:
         for generator, state in zip(generators, states, strict=True):
             transport.copy_from(state, team[0], team, what)
             generator.set_state(state)

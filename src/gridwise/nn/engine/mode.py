@@ -16,7 +16,7 @@ from ...errors import PartitionError
 from ...torch_internals.modes import without_torch_function
 from ..parameters.gradient_wire import current_wire
 from ..parameters.replicas import checks_every
-from .agreement import Ballot, is_on, key_of
+from .agreement import Vote, is_on, key_of
 from .autocast import autocast_dtypes
 from .grid_random import sequential
 
@@ -57,17 +57,17 @@ def agree_mode(
     """Whether any worker has `new` replicas. Raises on all unless they have the same `mode`, which is that of `module`."""
     if not is_on() or len(team) == 1:
         return False
-    ballot = Ballot()
-    place, any_new = ballot.equal(key_of(repr((mode, checks_every())))), ballot.any(new)
-    ballot.count(transport, team, what)
-    if ballot.read(place) is None:
+    vote = Vote()
+    asked, any_new = vote.equal(key_of(repr((mode, checks_every())))), vote.any(new)
+    vote.count(transport, team, what)
+    if vote.read(asked) is None:
         fix = (
             "set attributes and parameters, call train(), eval(), requires_grad_() and to(), and enter no_grad, "
             "autocast, gradient_wire and sequential_random, on all alike."
         )
-        asked = f"{what} is not in the same mode on all workers."
-        raise PartitionError(asked, _differences(transport, team, mode, module), fix)
-    return bool(ballot.read(any_new))
+        text = f"{what} is not in the same mode on all workers."
+        raise PartitionError(text, _differences(transport, team, mode, module), fix)
+    return bool(vote.read(any_new))
 
 
 def _differences(transport: Transport, team: Team, mode: Hashable, module: torch.nn.Module) -> list[str]:

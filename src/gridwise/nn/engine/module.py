@@ -33,7 +33,7 @@ from .agreement import Structure, agree_common, agree_plan, is_on
 from .arguments import need_first_partition, problem_with_inference, refuse_transforms
 from .identity import Identity
 from .mode import NO_STATE, StateStructure, agree_mode, without_shapes
-from .operator import Operator, Ticket, apply
+from .operator import CallId, Operator, apply
 from .plans import BY_TORCH, UNPLANNED, LayerPlan, LayerPlans
 
 _CONTRACT = frozenset(
@@ -158,8 +158,8 @@ class Module(torch.nn.Module):
         return self._identity.title
 
     @property
-    def _ticket(self) -> Ticket:
-        return self._identity.ticket
+    def _call_id(self) -> CallId:
+        return self._identity.call_id
 
     @property
     def _is_outside(self) -> bool:
@@ -194,15 +194,15 @@ class Module(torch.nn.Module):
             problem = self._problem_with_state(input)
         number = plan.number if plan is not None else 0
         if identity.transport is not None:
-            ticket = identity.ticket.called_again()
-            number = agree_plan(identity.transport, identity.team, identity.title, ticket.number, number, problem)
-            identity.ticket = ticket  # a call counts once all have joined it
+            call_id = identity.call_id.called_again()
+            number = agree_plan(identity.transport, identity.team, identity.title, call_id.number, number, problem)
+            identity.call_id = call_id  # a call counts once all have joined it
         elif problem is not None:
             raise ValueError(f"{identity.title}: {problem}")
         if plan is None or not number:
             common = self._common_plan(input) if guarded and self._keeps_plans else None
             plan = common or self._set_up(input, guarded)
-        if identity.transport is not None and is_due(identity.ticket.call):
+        if identity.transport is not None and is_due(identity.call_id.call):
             agree_replicas(identity.transport, identity.team, identity.title, self._replicas())
         if plan is not self._plans.current:
             self._apply_plan(plan)
@@ -356,8 +356,8 @@ class Module(torch.nn.Module):
 
     def _move(self, x: Tensor, operator: Operator, records: bool, step: int = 0) -> Tensor:
         """``operator(x)``; `step` tells the operators of one call apart, so that none can be taken for another."""
-        ticket = Ticket(self._ticket.key + step, self._ticket.call) if step else self._ticket
-        return apply(x, operator, ticket, records)
+        call_id = CallId(self._call_id.key + step, self._call_id.call) if step else self._call_id
+        return apply(x, operator, call_id, records)
 
 
 def _planned_for(forward: Callable[..., Any]) -> Callable[..., Any]:

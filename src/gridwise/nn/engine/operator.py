@@ -23,7 +23,7 @@ from ...comm.transports.base import Team, Transport
 from .agreement import agree_call, is_on
 
 
-class Ticket(NamedTuple):
+class CallId(NamedTuple):
     """Which operator, which call of it, and how often it has been differentiated: what the workers compare."""
 
     key: int
@@ -34,11 +34,11 @@ class Ticket(NamedTuple):
     def number(self) -> int:
         return (self.key + 0x9E3779B97F4A7C15 * (2 * self.call + 1) + 0xC2B2AE3D27D4EB4F * self.depth) & (2**62 - 1)
 
-    def called_again(self) -> Ticket:
-        return Ticket(self.key, self.call + 1)
+    def called_again(self) -> CallId:
+        return CallId(self.key, self.call + 1)
 
-    def differentiated(self) -> Ticket:
-        return Ticket(self.key, self.call, self.depth + 1)
+    def differentiated(self) -> CallId:
+        return CallId(self.key, self.call, self.depth + 1)
 
 
 class Operator(ABC):
@@ -61,16 +61,16 @@ class Operator(ABC):
 
 class _Applied(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, anchor: Tensor | None, operator: Operator, ticket: Ticket) -> Tensor:
-        ctx.operator, ctx.ticket, ctx.shape = operator, ticket, x.shape
+    def forward(ctx: Any, x: Tensor, anchor: Tensor | None, operator: Operator, call_id: CallId) -> Tensor:
+        ctx.operator, ctx.call_id, ctx.shape = operator, call_id, x.shape
         prepare(ctx)
         return operator(plain(x))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        operator, ticket = ctx.operator.adjoint, ctx.ticket.differentiated()
-        meet(ctx, operator.transport, operator.team, operator.name, ticket)
-        x = apply(gradient, operator, ticket, torch.is_grad_enabled())
+        operator, call_id = ctx.operator.adjoint, ctx.call_id.differentiated()
+        meet(ctx, operator.transport, operator.team, operator.name, call_id)
+        x = apply(gradient, operator, call_id, torch.is_grad_enabled())
         if x.shape != ctx.shape:  # a worker that holds no part of x may have passed a tensor of any shape
             x = x.sum().expand(ctx.shape)
         return x, None, None, None
@@ -107,14 +107,14 @@ def prepare(ctx: Any, *saved: Tensor | None) -> None:
     ctx.save_for_backward(*saved, _NOTHING)
 
 
-def meet(ctx: Any, transport: Transport, team: Team, name: str, ticket: Ticket) -> tuple[Any, ...]:
+def meet(ctx: Any, transport: Transport, team: Team, name: str, call_id: CallId) -> tuple[Any, ...]:
     """Agree that all workers of a node have entered its backward; returns the tensors that it saved.
 
     Inside a model nothing is agreed here: the agreement where the cotangent entered the model covers all of it.
     """
     *saved, _ = ctx.saved_tensors
     if ctx.guarded and is_on():
-        agree_call(transport, team, name, ticket.number, False, None)
+        agree_call(transport, team, name, call_id.number, False, None)
     return tuple(saved)
 
 
@@ -123,11 +123,11 @@ def anchor_unless(known: bool) -> Tensor | None:
     return None if known else torch.empty(0, requires_grad=True, device="cpu")
 
 
-def apply(x: Tensor, operator: Operator, ticket: Ticket, records: bool) -> Tensor:
+def apply(x: Tensor, operator: Operator, call_id: CallId, records: bool) -> Tensor:
     """``operator(x)``, recorded by autograd on all its workers if `records`."""
     if not records:
         return operator(plain(x.detach()))
-    return _Applied.apply(x, anchor_unless(x.requires_grad), operator, ticket)
+    return _Applied.apply(x, anchor_unless(x.requires_grad), operator, call_id)
 
 
 def plain(x: Tensor) -> Tensor:

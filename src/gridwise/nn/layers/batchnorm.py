@@ -17,8 +17,8 @@ from torch.nn import functional as F
 from ...errors import PartitionError
 from ...partition import Partition
 from ..docstrings import documented_like
-from ..engine.operator import Ticket, apply
-from ..parameters.blocks import Shared
+from ..engine.operator import CallId, apply
+from ..parameters.blocks import ReplicatedBlock
 from .norm_base import Norm, check_cut_like_parameters
 from .norm_functions import batch_norm, by_running
 from .standardise import Running
@@ -92,7 +92,7 @@ class DistributedBatchNorm(Norm):
         axes = [axis for axis in range(layout.grid.dim) if axis != 1]
         self._sets = self._sets_over(layout, axes, count).of_channels(layout)
         self._is_filled = layout.is_filled
-        self._sharing = Shared(self.P_x.transport, self._sets.members, f"parameters of {self._title}")
+        self._sharing = ReplicatedBlock(self.P_x.transport, self._sets.members, f"parameters of {self._title}")
 
     def forward(self, input: Tensor) -> Tensor:
         if self._is_outside:
@@ -100,7 +100,7 @@ class DistributedBatchNorm(Norm):
         if not self._uses_batch:
             return by_running(input, *self._weight_and_bias(), self.running_mean, self.running_var, self.eps)
         weight, bias = map(self._block, ("weight", "bias"))
-        how = self._normalisation(weight, bias, shared=self._shared_value)
+        how = self._normalisation(weight, bias, shared=self._replicated_value)
         return batch_norm(input, weight, bias, self._running(), how, self._is_filled)
 
     @property
@@ -116,11 +116,11 @@ class DistributedBatchNorm(Norm):
         """Whether to normalise by the statistics of the batch, rather than the running ones."""
         return self.training or self.running_mean is None
 
-    def _shared_value(self, parameter: Tensor) -> Tensor:
+    def _replicated_value(self, parameter: Tensor) -> Tensor:
         if len(self._sharing.team) == 1:
             return parameter
         return apply(
-            parameter, self._sharing.with_current_wire(), Ticket(self._ticket.key + 3, self._ticket.call), True
+            parameter, self._sharing.with_current_wire(), CallId(self._call_id.key + 3, self._call_id.call), True
         )
 
     def _running(self) -> Running:

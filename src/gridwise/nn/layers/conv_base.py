@@ -32,9 +32,9 @@ from ..engine.agreement import key_of
 from ..engine.arguments import need_partition, problem_with_sizes, refuse_partitions
 from ..engine.autocast import dtype_of_products
 from ..engine.copy_and_sum import Copy, Sum
-from ..engine.operator import Ticket, apply
-from ..parameters.blocks import Spread
-from ..windows.conv_part import Channels, ConvPart, plain_part, spread_part
+from ..engine.operator import CallId, apply
+from ..parameters.blocks import Sharding
+from ..windows.conv_part import Channels, ConvPart, plain_part, part_on_grid
 from ..windows.windowed_layer import FunctionsByDims, LayersByDims, Size, WindowedLayer
 
 
@@ -107,14 +107,14 @@ class Conv(WindowedLayer):
             )
         return None
 
-    def _spreads_of(self, template: Any) -> dict[str, Spread]:
+    def _shardings_of(self, template: Any) -> dict[str, Sharding]:
         weight, bias, whole = tuple(template.weight.shape), (template.out_channels,), (None,) * self.dims
         if self.P_w is None:
-            return {"weight": Spread(self._grid_x, (1, None, *whole), weight), "bias": Spread(self._grid_x, (1,), bias)}
+            return {"weight": Sharding(self._grid_x, (1, None, *whole), weight), "bias": Sharding(self._grid_x, (1,), bias)}
         grid = self.P_w.geometry
         adders = tuple(rank for rank in grid.ranks if grid.index_of(rank)[1] == 0)  # so that the bias is added once
         firsts = Grid(adders, (grid.shape[0], 1, *grid.shape[2:]))
-        return {"weight": Spread(grid, (0, 1, *whole), weight), "bias": Spread(firsts, (0,), bias)}
+        return {"weight": Sharding(grid, (0, 1, *whole), weight), "bias": Sharding(firsts, (0,), bias)}
 
     # Planning
 
@@ -140,7 +140,7 @@ class Conv(WindowedLayer):
             target = Layout.balanced(source.grid, shape)
             self._part = plain_part(operator, *where, source, target, self._agreed.dtype, self.padding_mode)
         else:
-            self._part = spread_part(operator, *where, source, *self._spread_work(shape), self.padding_mode)
+            self._part = part_on_grid(operator, *where, source, *self._spread_work(shape), self.padding_mode)
         self._sum = self._sum_to_blocks(self._part.block, shape)
 
     def _spread_work(self, shape: Shape) -> tuple[Grid, tuple[Cuts, list[Channels], list[Cuts]]]:
@@ -171,7 +171,7 @@ class Conv(WindowedLayer):
         back = Copy(self.P_x.transport, self._team, name, copies, part, self._nothing, block)
         forth = back.adjoint
         forth.name = f"the sum of {self._title}"
-        return forth, key_of(f"{self._ticket.key} sum")
+        return forth, key_of(f"{self._call_id.key} sum")
 
     # Calling
 
@@ -179,20 +179,20 @@ class Conv(WindowedLayer):
         part, records = self._part, self._agreed.requires_grad
         if part.node is not None:
             weight, bias, sums = self._raw_weight_and_bias()
-            return part.node(x, weight, bias, sums, self._ticket, records)
+            return part.node(x, weight, bias, sums, self._call_id, records)
         x = self._agreed.convert(x)
         if part.block is None:
-            y = part.fetched(x, self._ticket, records).x
+            y = part.fetched(x, self._call_id, records).x
             y = y.to(dtype_of_products(y))
         else:
             weight, bias = self._weight_and_bias()  # first, so that backward sends halos before it sums gradients
-            if bias is not None and self.P_x.transport.rank not in self._spreads["bias"].holders:
+            if bias is not None and self.P_x.transport.rank not in self._shardings["bias"].holders:
                 bias = None
-            y = part.in_steps(x, weight, bias, self._ticket, records)
+            y = part.in_steps(x, weight, bias, self._call_id, records)
         if self._sum is None:
             return y
         operator, key = self._sum
-        return apply(y, operator, Ticket(key, self._ticket.call), self._wants_gradients or records)
+        return apply(y, operator, CallId(key, self._call_id.call), self._wants_gradients or records)
 
     @property
     def _is_torchs_own(self) -> bool:
@@ -219,7 +219,7 @@ def build_like_torchs(
     def make(device: torch.device | str | None) -> torch.nn.Module:
         return sequential(*arguments, device=device, dtype=dtype)
 
-    layer._set_template(layer._build(make, layer._spreads_of, device, problem))
+    layer._set_template(layer._build(make, layer._shardings_of, device, problem))
 
 
 def check_convolution(layer: Any, convolve: Callable[..., Tensor], shape: Shape, dtype: torch.dtype) -> None:

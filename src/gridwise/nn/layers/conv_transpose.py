@@ -19,7 +19,7 @@ from ...partition import Partition
 from ..docstrings import documented_like
 from ..engine.arguments import problem_with_sizes
 from ..engine.autocast import autocasts
-from ..parameters.blocks import Spread
+from ..parameters.blocks import Sharding
 from ..windows.conv_part import ConvPart, transposed_part
 from ..windows.output_size import OutputSize, agree_output_size, as_size, problem_with_output_size
 from ..windows.windowed_layer import FunctionsByDims, LayersByDims, Size, WindowedLayer
@@ -76,7 +76,7 @@ class ConvTranspose(WindowedLayer):
         build_like_torchs(self, self.sequential[self.dims], arguments, device, dtype, problem)
         self._asked: OutputSize = None
 
-    def _spreads_of(self, template: Any) -> dict[str, Spread]:
+    def _shardings_of(self, template: Any) -> dict[str, Sharding]:
         """The weight (in, out / groups, *kernel) is cut along out without groups, along in if no group is split."""
         workers, whole = self._grid_x.shape[1], (None,) * self.dims
         axes: tuple[int | None, ...] = (None, None)
@@ -84,8 +84,8 @@ class ConvTranspose(WindowedLayer):
             axes = (None, 1)
         elif template.groups % workers == 0:
             axes = (1, None)
-        weight = Spread(self._grid_x, (*axes, *whole), tuple(template.weight.shape))
-        return {"weight": weight, "bias": Spread(self._grid_x, (1,), (template.out_channels,))}
+        weight = Sharding(self._grid_x, (*axes, *whole), tuple(template.weight.shape))
+        return {"weight": weight, "bias": Sharding(self._grid_x, (1,), (template.out_channels,))}
 
     # Planning
 
@@ -146,12 +146,12 @@ class ConvTranspose(WindowedLayer):
         part, records = self._part, self._agreed.requires_grad
         if part.node is not None:
             weight, bias, sums = self._raw_weight_and_bias()
-            return part.node(x, weight, bias, sums, self._ticket, records)
+            return part.node(x, weight, bias, sums, self._call_id, records)
         weight, bias = self._weight_and_bias()
         assert part.block is not None
-        if self._spreads["weight"].axes[:2] == (None, None) and part.block.volume:  # whole on every worker
+        if self._shardings["weight"].axes[:2] == (None, None) and part.block.volume:  # whole on every worker
             weight = weight[self._operator_on_boxes.needs(part.block)[1].slices]
-        return part.in_steps(self._agreed.convert(x), weight, bias, self._ticket, records)
+        return part.in_steps(self._agreed.convert(x), weight, bias, self._call_id, records)
 
 
 class DistributedConvTranspose2d(ConvTranspose):

@@ -90,7 +90,7 @@ class DistributedCrossEntropyLoss(DistributedLoss):
         self._is_first = self.P_x.transport.rank == team[0]
         if self._splits_classes:  # the number of classes was unknown when the targets were first checked
             problem = self._problem_with_values(input[1], self._classes)
-            agree_call(self.P_x.transport, self._team, self._title, self._ticket.number, False, problem)
+            agree_call(self.P_x.transport, self._team, self._title, self._call_id.number, False, problem)
 
     @property
     def _classes(self) -> int:
@@ -119,7 +119,7 @@ class DistributedCrossEntropyLoss(DistributedLoss):
         plan = super()._common_plan(input)
         if plan is not None and self._splits_classes:  # not the plan for which the targets were checked
             problem = self._problem_with_values(input[1], self._classes_of(plan))
-            agree_call(self.P_x.transport, self._team, self._title, self._ticket.number, False, problem)
+            agree_call(self.P_x.transport, self._team, self._title, self._call_id.number, False, problem)
         return plan
 
     def _classes_of(self, plan: LayerPlan) -> int:

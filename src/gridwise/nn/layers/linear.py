@@ -23,7 +23,7 @@ from ..engine.arguments import need_partition, problem_with_tensor, refuse_parti
 from ..engine.autocast import dtype_of_products
 from ..engine.carrier import Move, MoveBack
 from ..engine.layer import Layer
-from ..parameters.blocks import Spread
+from ..parameters.blocks import Sharding
 from ..primitives.all_gather import gathering
 
 
@@ -86,16 +86,16 @@ class DistributedLinear(Layer):
         def make(device: torch.device | str | None) -> torch.nn.Module:
             return torch.nn.Linear(in_features, out_features, bias, device, dtype)
 
-        def spreads(layer: torch.nn.Module) -> dict[str, Spread]:
+        def shardings(layer: torch.nn.Module) -> dict[str, Sharding]:
             if P_w is None:
                 last = P_x.dim - 1
-                of_weight = Spread(P_x.geometry, (last, None), (out_features, in_features))
-                return {"weight": of_weight, "bias": Spread(P_x.geometry, (last,), (out_features,))}
+                of_weight = Sharding(P_x.geometry, (last, None), (out_features, in_features))
+                return {"weight": of_weight, "bias": Sharding(P_x.geometry, (last,), (out_features,))}
             first = Grid(P_w.ranks[:: P_w.shape[1]], (P_w.shape[0],))
-            of_weight = Spread(P_w.geometry, (0, 1), (out_features, in_features))
-            return {"weight": of_weight, "bias": Spread(first, (0,), (out_features,))}
+            of_weight = Sharding(P_w.geometry, (0, 1), (out_features, in_features))
+            return {"weight": of_weight, "bias": Sharding(first, (0,), (out_features,))}
 
-        self._build(make, spreads, device, problem)
+        self._build(make, shardings, device, problem)
 
     def _problem_with(self, input: tuple) -> str | None:
         return problem_with_tensor(input, dense=self.P_w is not None or self.P_x.shape[-1] > 1)  # where it is sent
@@ -142,7 +142,7 @@ class DistributedLinear(Layer):
         if self._fetch is not None:
             x = self._move(x, self._fetch, self._agreed.requires_grad)
         if self.P_w is None or self.P_w.active:
-            adds = self.bias is not None and self._spreads["bias"].block(self.P_x.transport.rank) is not None
+            adds = self.bias is not None and self._shardings["bias"].block(self.P_x.transport.rank) is not None
             bias = self._parameter("bias") if adds else None
             x = F.linear(x, self._parameter("weight"), bias)
         else:

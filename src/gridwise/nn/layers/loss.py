@@ -33,7 +33,7 @@ from ..engine.agreement import agree_layout
 from ..engine.global_sum import GlobalSum
 from ..engine.mode import StateStructure, structure_of_state
 from ..engine.module import Module
-from ..parameters.blocks import Spread
+from ..parameters.blocks import Sharding
 from ..parameters.replicas import Replica
 
 
@@ -99,7 +99,7 @@ class DistributedLoss(LayerFamily, Module):
     def _replicas(self) -> list[Replica]:
         """The weights, which every worker holds whole."""
         grid = self.P_x.geometry
-        return [Replica(n, v, Spread(grid, (None,) * v.dim(), tuple(v.shape))) for n, v in self.named_buffers()]
+        return [Replica(n, v, Sharding(grid, (None,) * v.dim(), tuple(v.shape))) for n, v in self.named_buffers()]
 
     def __setattr__(self, name: str, value: object) -> None:
         super().__setattr__(name, value)

@@ -14,8 +14,8 @@ from ...partition import Partition
 from ..engine.agreement import Structure, agree_layout
 from ..engine.arguments import problem_with_tensor
 from ..engine.layer import Layer
-from ..parameters.blocks import Spread
-from .standardise import Normalisation, Sets, SharedValue
+from ..parameters.blocks import Sharding
+from .standardise import Normalisation, ReplicatedValue, Sets
 
 
 class Norm(Layer):
@@ -47,11 +47,11 @@ class Norm(Layer):
         members = tuple(sorted(layout.grid.team_along(self.P_x.transport.rank, axes)))
         return Sets(self.P_x.transport, self._team, self._title, members, count)
 
-    def _normalisation(self, *parameters: Tensor | None, shared: SharedValue | None = None) -> Normalisation:
+    def _normalisation(self, *parameters: Tensor | None, shared: ReplicatedValue | None = None) -> Normalisation:
         """How this call normalises, with these parameters."""
         wants = any(p is not None and p.requires_grad for p in parameters)
         records = torch.is_grad_enabled() and (wants or self._agreed.requires_grad)
-        return Normalisation(self._sets, self.eps, self._ticket, records, shared)
+        return Normalisation(self._sets, self.eps, self._call_id, records, shared)
 
     # Batch and instance norm
 
@@ -76,12 +76,12 @@ class Norm(Layer):
             layer = self.sequential(num_features, eps, momentum, affine, track_running_stats, device, dtype)
             return layer if bias else without_bias(layer)
 
-        def spreads(layer: torch.nn.Module) -> dict[str, Spread]:
-            along_channels = Spread(self._grid, (1,), (num_features,))
+        def shardings(layer: torch.nn.Module) -> dict[str, Sharding]:
+            along_channels = Sharding(self._grid, (1,), (num_features,))
             names = ("weight", "bias", "running_mean", "running_var")
-            return {**dict.fromkeys(names, along_channels), "num_batches_tracked": Spread(self._grid, (), ())}
+            return {**dict.fromkeys(names, along_channels), "num_batches_tracked": Sharding(self._grid, (), ())}
 
-        self._build(make, spreads, device, self._problem_with_grid())
+        self._build(make, shardings, device, self._problem_with_grid())
 
     def _grid_with_batch(self) -> Grid:
         """The grid of the input, with an axis for the batch."""

@@ -168,7 +168,7 @@ class _SyncBatchNorm(torch.autograd.Function):
         if torch.is_grad_enabled():
             x, weight, bias, _ = ctx.saved_tensors
             return *differentiable(x, weight, bias, dy, how), None, None, None
-        x, weight, bias = meet(ctx, sets.transport, sets.team, sets.adjoint_name, how.ticket.differentiated())
+        x, weight, bias = meet(ctx, sets.transport, sets.team, sets.adjoint_name, how.call_id.differentiated())
         dense, dy = _dense(x), _dense(dy)
         found = torch.batch_norm_backward_reduce(dy, dense, ctx.mean, ctx.inverse, weight, True, False, False)
         own = torch.stack(found[:2])  # sums of dy, and of dy (x - mean)

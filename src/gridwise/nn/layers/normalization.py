@@ -20,7 +20,7 @@ from ...errors import PartitionError
 from ...operators.formats import memory_format_of
 from ...partition import Partition
 from ..engine.layer import Layer
-from ..parameters.blocks import Spread
+from ..parameters.blocks import Sharding
 from .norm_base import Norm, check_cut_like_parameters, without_bias
 from .norm_functions import group_norm, layer_norm
 
@@ -66,12 +66,12 @@ class DistributedLayerNorm(Norm):
         def make(device: torch.device | str | None) -> torch.nn.Module:
             return torch.nn.LayerNorm(shape, eps, elementwise_affine, bias, device, dtype)
 
-        def spreads(layer: torch.nn.Module) -> dict[str, Spread]:
-            over = Spread(P_x.geometry, tuple(range(self._lead, P_x.dim)), shape)
+        def shardings(layer: torch.nn.Module) -> dict[str, Sharding]:
+            over = Sharding(P_x.geometry, tuple(range(self._lead, P_x.dim)), shape)
             return {"weight": over, "bias": over}
 
         problem = f"normalises {len(shape)} dims, the partition has {P_x.dim} axes" if self._lead < 0 else None
-        self._build(make, spreads, device, problem)
+        self._build(make, shardings, device, problem)
 
     def _distdl_module_setup(self, input: tuple[Tensor]) -> None:
         layout = self._agree(input[0])
@@ -137,11 +137,11 @@ class DistributedGroupNorm(Norm):
             layer = torch.nn.GroupNorm(num_groups, num_channels, eps, affine, device, dtype)
             return layer if bias else without_bias(layer)
 
-        def spreads(layer: torch.nn.Module) -> dict[str, Spread]:
-            return dict.fromkeys(("weight", "bias"), Spread(P_x.geometry, (1,), (num_channels,)))
+        def shardings(layer: torch.nn.Module) -> dict[str, Sharding]:
+            return dict.fromkeys(("weight", "bias"), Sharding(P_x.geometry, (1,), (num_channels,)))
 
         problem = f"needs a partition of at least 2 axes, got {P_x.shape}" if P_x.dim < 2 else None
-        self._build(make, spreads, device, problem)
+        self._build(make, shardings, device, problem)
 
     def _distdl_module_setup(self, input: tuple[Tensor]) -> None:
         layout = self._agree(input[0])

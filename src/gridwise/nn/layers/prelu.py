@@ -11,7 +11,7 @@ from ...partition import Partition
 from ..engine.agreement import agree_layout
 from ..engine.arguments import problem_with_tensor
 from ..engine.layer import Layer
-from ..parameters.blocks import Spread
+from ..parameters.blocks import Sharding
 from .norm_base import check_cut_like_parameters
 
 
@@ -54,11 +54,11 @@ class DistributedPReLU(Layer):
         def make(device: torch.device | str | None) -> torch.nn.Module:
             return torch.nn.PReLU(num_parameters, init, device, dtype)
 
-        def spreads(layer: torch.nn.Module) -> dict[str, Spread]:
-            return {"weight": Spread(P_x.geometry, (along,), (num_parameters,))}
+        def shardings(layer: torch.nn.Module) -> dict[str, Sharding]:
+            return {"weight": Sharding(P_x.geometry, (along,), (num_parameters,))}
 
         few = num_parameters > 1 and P_x.dim < 2
-        self._build(make, spreads, device, f"needs a partition of at least 2 axes, got {P_x.shape}" if few else None)
+        self._build(make, shardings, device, f"needs a partition of at least 2 axes, got {P_x.shape}" if few else None)
 
     def _problem_with(self, input: tuple) -> str | None:
         return problem_with_tensor(input)

@@ -27,14 +27,14 @@ from ...comm.transports.base import Team, Transport
 from ...grid import Box, Layout
 from ...operators.statistics import by_statistics, laid_out_alike, moments_over
 from ..engine.copy_and_sum import AllSum
-from ..engine.operator import Ticket, anchor_unless, apply, meet, prepare
+from ..engine.operator import CallId, anchor_unless, apply, meet, prepare
 
 FEW = 32
 """The largest team that gathers its statistics in one message, whose size grows with the team."""
 MANY = 1 << 14
 """The most sets, added over all members, in one such message."""
 
-SharedValue = Callable[[Tensor], Tensor]
+ReplicatedValue = Callable[[Tensor], Tensor]
 """Returns a parameter as a tensor whose gradient is summed over the workers that hold it."""
 
 
@@ -157,10 +157,10 @@ class Normalisation:
 
     sets: Sets
     eps: float
-    ticket: Ticket
+    call_id: CallId
     records: bool
     """Whether autograd records the call; the same on all workers."""
-    shared: SharedValue | None = None
+    shared: ReplicatedValue | None = None
 
     def anchor(self, *tensors: Tensor | None) -> Tensor | None:
         """A tensor that makes autograd record the node on a worker where none of `tensors` requires grad; or None."""
@@ -202,7 +202,7 @@ class _NormaliseNode(torch.autograd.Function):
         if torch.is_grad_enabled():
             x, weight, bias, _ = ctx.saved_tensors
             return *differentiable(x, weight, bias, dy, how), None, None, None
-        x, weight, bias = meet(ctx, sets.transport, sets.team, sets.adjoint_name, how.ticket.differentiated())
+        x, weight, bias = meet(ctx, sets.transport, sets.team, sets.adjoint_name, how.call_id.differentiated())
         if x.is_cuda and x.numel():
             r = (var + eps).rsqrt()
             plain, aligned, _, _ = torch.batch_norm_backward_reduce(dy, x, mean, r, None, True, False, False)
@@ -249,10 +249,10 @@ def _backward_sums(
 def normalise_differentiably(x: Tensor, weight: Tensor | None, bias: Tensor | None, how: Normalisation) -> Tensor:
     """The result of `_NormaliseNode`, statistics included, in differentiable operators, for gradients of gradients."""
     others = (0, *range(2, x.dim()))
-    sets, ticket, shared, records = how.sets, how.ticket, how.shared, torch.is_grad_enabled()
+    sets, call_id, shared, records = how.sets, how.call_id, how.shared, torch.is_grad_enabled()
 
     def whole(rows: Tensor, step: int) -> Tensor:
-        own = Ticket(ticket.key + step, ticket.call, ticket.depth)
+        own = CallId(call_id.key + step, call_id.call, call_id.depth)
         return apply(sets.fold(rows), sets.all_sum, own, records) / sets.count
 
     def along(rows: Tensor) -> Tensor:

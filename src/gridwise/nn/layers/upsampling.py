@@ -19,7 +19,7 @@ from ...operators.on_boxes import Local
 from ...operators.windows.interpolation import CUBIC, KERNELS, Interpolation
 from ...operators.windows.interpolation_weights import NEAREST
 from ...partition import Partition
-from ..engine.agreement import Ballot, agree_layout
+from ..engine.agreement import Vote, agree_layout
 from ..engine.arguments import problem_with_tensor
 from ..engine.autocast import dtype_after
 from ..engine.module import Module
@@ -119,7 +119,7 @@ class DistributedUpsample(Module):
     def _interpolated(self, x: Tensor) -> Tensor:
         """This worker's block of the output."""
         made = dtype_after(lambda one: F.interpolate(one, (1,) * (x.dim() - 2), mode=self.mode), x)
-        y: Tensor = self._part(x, self._ticket, self._records)
+        y: Tensor = self._part(x, self._call_id, self._records)
         return y.to(made)
 
     def _output_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
@@ -152,11 +152,11 @@ class DistributedUpsample(Module):
 
     def _agree_channels_last(self, x: Tensor) -> bool:
         """Whether the global input lies in memory with its channels last, as far as its blocks tell."""
-        ballot = Ballot()
+        vote = Vote()
         says_nothing = not x.numel() or (x.is_contiguous() and x.movedim(1, -1).is_contiguous())
-        vote = ballot.equal(None if says_nothing else memory_format_of(x) is not torch.contiguous_format)
-        ballot.count(self.P_x.transport, self._team, self._title)
-        return bool(ballot.read(vote))
+        asked = vote.equal(None if says_nothing else memory_format_of(x) is not torch.contiguous_format)
+        vote.count(self.P_x.transport, self._team, self._title)
+        return bool(vote.read(asked))
 
     def _problem_with(self, input: tuple) -> str | None:
         if problem := problem_with_tensor(input):

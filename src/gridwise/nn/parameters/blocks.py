@@ -2,15 +2,15 @@
 
     holders   a grid of workers, say (batch, channel, space)
     axes      which of its axes cuts which dim of the parameter: for a convolution's weight, dim 0 along axis 1
-    sharers   the workers that differ only along the other axes: they hold the same block
+    replicas  the workers that differ only along the other axes: they hold the same block
 
-    forward   w_j = w          every sharer has the block already: the identity, nothing is copied or sent
-    adjoint   g   = sum_j g_j  the gradients of all sharers, summed, on each of them
-    bytes     2 (p-1)/p of the block per worker and backward pass, p = number of sharers
+    forward   w_j = w          each worker has the block already: the identity, nothing is copied or sent
+    adjoint   g   = sum_j g_j  the gradients of all replicas, summed, on each of them
+    bytes     2 (p-1)/p of the block per worker and backward pass, p = number of replicas
 
 The sum is a node of the graph and acts on the gradient of this backward pass, never on `.grad`: accumulation, retained
 graphs and `autograd.grad` see complete gradients. A parameter and its gradient are *one* value with p copies: what
-every sharer computes from them counts once, and the adjoint of the sum is again the identity.
+every one of them computes from them counts once, and the adjoint of the sum is again the identity.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from ..engine.operator import Operator
 from .gradient_wire import current_wire
 
 holders_of_blocks: WeakKeyDictionary[torch.nn.Module, Transport] = WeakKeyDictionary()
-"""The modules that hold parameters in blocks (`_spreads`): `clipping` looks up whose gradient a tensor is."""
+"""The modules that hold parameters in blocks (`_shardings`): `clipping` looks up whose gradient a tensor is."""
 
 
 @dataclass(frozen=True)
-class Spread:
+class Sharding:
     """How a parameter of `shape` is cut: dim d along axis ``axes[d]`` of the grid `holders`, or not at all for None."""
 
     holders: Grid
@@ -63,7 +63,7 @@ class Spread:
         index = self.holders.index_of(rank)
         return self.layout.block_at(tuple(0 if axis is None else index[axis] for axis in self.axes))
 
-    def sharers(self, rank: int) -> Team:
+    def replicas(self, rank: int) -> Team:
         """The workers that hold the same block as `rank`, itself included."""
         free = [axis for axis in range(self.holders.dim) if axis not in self.axes]
         return tuple(sorted(self.holders.team_along(rank, free)))
@@ -80,7 +80,7 @@ class Spread:
         everywhere = self.layout.grid.size == 1 and self.holders.size == transport.size
         tensor.placement = None if everywhere else self.layout
         tensor.block = None if everywhere else self.block(transport.rank)
-        tensor.spread = self
+        tensor.sharding = self
 
 
 class _Labelled(Tensor):
@@ -88,7 +88,7 @@ class _Labelled(Tensor):
 
     placement: Layout | None = None
     block: Box | None = None
-    spread: Spread | None = None
+    sharding: Sharding | None = None
     """Who holds it, and how it is cut."""
 
     @property
@@ -166,24 +166,24 @@ def placement_of(x: object) -> Layout | None:
 
 def is_cut(x: object) -> TypeGuard[BlockParameter]:
     """Whether a parameter lies in several blocks on different workers."""
-    return isinstance(x, BlockParameter) and x.spread is not None and x.spread.layout.grid.size > 1
+    return isinstance(x, BlockParameter) and x.sharding is not None and x.sharding.layout.grid.size > 1
 
 
-def spread_over(value: Tensor, holders: Grid) -> Spread:
+def sharding_over(value: Tensor, holders: Grid) -> Sharding:
     """How a value is cut; one that is not is whole on each of the `holders`."""
     if is_cut(value):
-        assert value.spread is not None
-        return value.spread
-    return Spread(holders, (None,) * value.dim(), tuple(value.shape))
+        assert value.sharding is not None
+        return value.sharding
+    return Sharding(holders, (None,) * value.dim(), tuple(value.shape))
 
 
 def labelled(tensor: Labelled, like: BlockTensor | BlockParameter) -> Labelled:
     """`tensor` with the placement and the block of another."""
-    tensor.placement, tensor.block, tensor.spread = like.placement, like.block, like.spread
+    tensor.placement, tensor.block, tensor.sharding = like.placement, like.block, like.sharding
     return tensor
 
 
-class Shared(Operator):
+class ReplicatedBlock(Operator):
     """A block of which all workers of a team hold a replica: the identity, whose adjoint is the sum over the team."""
 
     def __init__(self, transport: Transport, team: Team, name: str, wire: torch.dtype | None = None) -> None:
@@ -198,29 +198,29 @@ class Shared(Operator):
     def __call__(self, x: Tensor) -> Tensor:
         return x  # autograd makes an alias of it
 
-    def with_current_wire(self) -> Shared:
+    def with_current_wire(self) -> ReplicatedBlock:
         """The same operator, with the dtype that `gradient_wire` sets now."""
         wire = current_wire()
         if wire == self.wire:
             return self
         if wire not in self._others:
-            self._others[wire] = Shared(self.transport, self.team, self.name, wire)
+            self._others[wire] = ReplicatedBlock(self.transport, self.team, self.name, wire)
         return self._others[wire]
 
     @cached_property
-    def _others(self) -> dict[torch.dtype | None, Shared]:
+    def _others(self) -> dict[torch.dtype | None, ReplicatedBlock]:
         return {}
 
 
 class SummedGradient(Operator):
-    """The adjoint of `Shared`."""
+    """The adjoint of `ReplicatedBlock`."""
 
-    def __init__(self, forth: Shared) -> None:
+    def __init__(self, forth: ReplicatedBlock) -> None:
         super().__init__(forth.transport, forth.team, f"the gradient of {forth.name}")
         self.forth = forth
 
     @property
-    def adjoint(self) -> Shared:
+    def adjoint(self) -> ReplicatedBlock:
         return self.forth
 
     def __call__(self, gradient: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from ...errors import PartitionError, UnsupportedError
 from ...partition import Partition, world
 from ...torch_internals.autograd import replace_total_norm, total_norm_by_torch
 from ..engine.all_max import all_max
-from .blocks import BlockParameter, Spread, holders_of_blocks, placement_of
+from .blocks import BlockParameter, Sharding, holders_of_blocks, placement_of
 
 
 def clip_grad_norm_(
@@ -118,9 +118,9 @@ def _total_norm(
             "  fix: clip the parameters of each world for themselves."
         )
     others = [g for g, block in zip(given, found, strict=True) if block is None]  # whole on every worker
-    team = tuple(sorted({rank for _, spread, _ in blocks for rank in spread.holders.ranks}))
+    team = tuple(sorted({rank for _, sharding, _ in blocks for rank in sharding.holders.ranks}))
     team = transport.everyone if others else team
-    counted = [g for g, spread, _ in blocks if transport.rank in spread.layout.grid]
+    counted = [g for g, sharding, _ in blocks if transport.rank in sharding.layout.grid]
     total = total_norm_by_torch(others, norm_type, False, foreach).double().cpu()
     if transport.rank in team:
         of_blocks = _summed(counted, norm_type, transport, team, what)
@@ -129,16 +129,16 @@ def _total_norm(
     return total.to(given[0])
 
 
-def _gradients_of_blocks() -> dict[Any, tuple[Spread, Transport]]:
+def _gradients_of_blocks() -> dict[Any, tuple[Sharding, Transport]]:
     """The gradients of all parameters in blocks, zero-volume ones too, by their `id` and by their memory."""
-    known: dict[Any, tuple[Spread, Transport]] = {}
+    known: dict[Any, tuple[Sharding, Transport]] = {}
     for module, transport in list(holders_of_blocks.items()):
-        for name, spread in module.__dict__["_spreads"].items():
+        for name, sharding in module.__dict__["_shardings"].items():
             parameter = module._parameters.get(name)
             if isinstance(parameter, BlockParameter) and parameter.placement is not None and parameter.grad is not None:
-                known[id(parameter.grad)] = spread, transport
+                known[id(parameter.grad)] = sharding, transport
                 if parameter.grad.numel():
-                    known[_address(parameter.grad)] = spread, transport
+                    known[_address(parameter.grad)] = sharding, transport
     return known
 
 

@@ -1,4 +1,4 @@
-"""Gradients of several parameters, summed over their sharers in one message that is in flight while backward goes on.
+"""Gradients of several parameters, summed over their replicas in one message that is in flight while backward goes on.
 
     forward    parameters ──► ended ──► begun ──► the layers that use them        both are the identity
     backward   parameters ◄── ended ◄── begun ◄── the layers that use them        wait for the sum ◄── start it
@@ -22,8 +22,8 @@ from torch import Tensor
 from ...comm.graph_breaks import read_by_host
 from ...comm.messages.requests import Request
 from ...torch_internals.autograd import flattened, run_last, unflattened
-from ..engine.operator import Ticket, apply, meet, prepare
-from .blocks import Shared
+from ..engine.operator import CallId, apply, meet, prepare
+from .blocks import ReplicatedBlock
 from .no_sync import note_partial, sums_gradients, take_partial
 
 FULL = 1 << 22
@@ -33,8 +33,8 @@ FULL = 1 << 22
 class GradientSum:
     """The state that the two nodes of one sum share, in the graph of one call."""
 
-    def __init__(self, operator: Shared, ticket: Ticket, parameters: Sequence[Tensor] = ()) -> None:
-        self.operator, self.ticket = operator, ticket
+    def __init__(self, operator: ReplicatedBlock, call_id: CallId, parameters: Sequence[Tensor] = ()) -> None:
+        self.operator, self.call_id = operator, call_id
         self.parameters = parameters if all(parameter.is_leaf for parameter in parameters) else ()
         """Those whose `.grad` may hold this worker's part only (`no_sync`)."""
         self.is_left_out = bool(self.parameters) and not sums_gradients()
@@ -73,9 +73,9 @@ class _Begun(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        sum, ticket = ctx.sum, ctx.sum.ticket.differentiated()
+        sum, call_id = ctx.sum, ctx.sum.call_id.differentiated()
         operator = sum.operator
-        meet(ctx, operator.transport, operator.team, operator.name, ticket)
+        meet(ctx, operator.transport, operator.team, operator.name, call_id)
         if sum.is_left_out:
             return None, *gradients
         gradients = _with_parts(gradients, sum.parameters)
@@ -94,7 +94,7 @@ class _Begun(torch.autograd.Function):
         flat = flattened(parts)
         if torch.is_grad_enabled():
             sum.under_way = None
-            return None, *_cut(apply(flat, operator.adjoint, ticket, True), blocks, sum.uses_all)
+            return None, *_cut(apply(flat, operator.adjoint, call_id, True), blocks, sum.uses_all)
         sum.under_way = operator.adjoint.begin(flat), flat
         return None, *unflattened(flat, blocks)
 
@@ -131,7 +131,7 @@ def begin(blocks: Sequence[Tensor], sum: GradientSum) -> tuple[Tensor, ...]:
     return _Begun.apply(sum, *blocks)
 
 
-def shared_together(blocks: Sequence[Tensor], operator: Shared, ticket: Ticket) -> tuple[Tensor, ...]:
-    """The blocks, of one dtype, for use in a layer: their gradients are summed over the sharers in one message."""
-    sum = GradientSum(operator.with_current_wire(), ticket)
+def replicated_together(blocks: Sequence[Tensor], operator: ReplicatedBlock, call_id: CallId) -> tuple[Tensor, ...]:
+    """The blocks, of one dtype, for use in a layer: their gradients are summed over the replicas in one message."""
+    sum = GradientSum(operator.with_current_wire(), call_id)
     return begin(end(blocks, sum), sum)

@@ -23,7 +23,7 @@ from ...deferred_init import is_deferred
 from ...errors import MismatchError, PartitionError
 from ...grid import Grid
 from ...partition import Partition, world
-from .blocks import Spread, is_cut, spread_over
+from .blocks import Sharding, is_cut, sharding_over
 
 FIX = "build models from one seed on all workers (torch.manual_seed), change parameters alike, load the same state."
 
@@ -45,7 +45,7 @@ class Replica(NamedTuple):
 
     name: str
     value: Tensor
-    spread: Spread
+    sharding: Sharding
 
 
 def agree_replicas(transport: Transport, team: Team, what: str, replicas: Sequence[Replica]) -> None:
@@ -53,15 +53,15 @@ def agree_replicas(transport: Transport, team: Team, what: str, replicas: Sequen
 
     All workers pass the same values in the same order. Each block has a place in the message for its hash.
     """
-    shared = [each for each in replicas if each.spread.holders.size > each.spread.layout.grid.size]
+    shared = [each for each in replicas if each.sharding.holders.size > each.sharding.layout.grid.size]
     if not shared or len(team) == 1:
         return
     names: list[str] = []
     own: dict[int, int] = {}
-    for name, value, spread in shared:
-        if transport.rank in spread.holders:
-            own[len(names) + _place(spread, transport.rank)] = checksum(value)
-        names += [name] * spread.layout.grid.size
+    for name, value, sharding in shared:
+        if transport.rank in sharding.holders:
+            own[len(names) + _place(sharding, transport.rank)] = checksum(value)
+        names += [name] * sharding.layout.grid.size
     digests = [own.get(place) for place in range(len(names))]
     if wrong := differing(transport, team, f"the comparison of replicas of {what}", digests):
         mine = [f"{names[place]} has checksum {own[place]:016x}" for place in wrong if place in own]
@@ -70,10 +70,10 @@ def agree_replicas(transport: Transport, team: Team, what: str, replicas: Sequen
         raise PartitionError(f"{what}: workers hold different replicas of {differ}.", told, FIX)
 
 
-def _place(spread: Spread, rank: int) -> int:
+def _place(sharding: Sharding, rank: int) -> int:
     """The number of the block that `rank` holds, in the order of the owners."""
-    index, grid = spread.holders.index_of(rank), spread.layout.grid
-    return grid.ranks.index(grid.rank_at([0 if axis is None else index[axis] for axis in spread.axes]))
+    index, grid = sharding.holders.index_of(rank), sharding.layout.grid
+    return grid.ranks.index(grid.rank_at([0 if axis is None else index[axis] for axis in sharding.axes]))
 
 
 def check_replicas(model: torch.nn.Module, P: Partition | None = None) -> None:
@@ -130,8 +130,8 @@ def _held(model: torch.nn.Module, everyone: Grid) -> Iterator[Replica]:
     for prefix, module in model.named_modules():
         own = [*module.named_parameters(prefix, recurse=False), *module.named_buffers(prefix, recurse=False)]
         for name, value in own:
-            known = getattr(module, "_spreads", {}).get(name.rpartition(".")[2])
-            yield Replica(name, value, known or spread_over(value, everyone))
+            known = getattr(module, "_shardings", {}).get(name.rpartition(".")[2])
+            yield Replica(name, value, known or sharding_over(value, everyone))
 
 
 def checksum(value: Tensor) -> int:

@@ -16,28 +16,28 @@ from torch import Tensor
 
 from ...errors import PartitionError
 from ...grid import Box
-from .blocks import BlockParameter, BlockTensor, Spread
+from .blocks import BlockParameter, BlockTensor, Sharding
 
 KEY = "blocks"
 
 
-def note(state: dict[str, Any], prefix: str, spreads: Mapping[str, Spread], rank: int) -> None:
+def note(state: dict[str, Any], prefix: str, shardings: Mapping[str, Sharding], rank: int) -> None:
     """Record in the metadata of `state` which of a layer's tensors are blocks, and which blocks they are."""
     metadata = getattr(state, "_metadata", {}).get(prefix[:-1], {})
     blocks = {}
-    for name, spread in spreads.items():
-        box = spread.block(rank)
-        if prefix + name not in state or box == Box.of_shape(spread.shape):
+    for name, sharding in shardings.items():
+        box = sharding.block(rank)
+        if prefix + name not in state or box == Box.of_shape(sharding.shape):
             continue
         start, stop = (None, None) if box is None else (box.start, box.stop)
-        blocks[name] = {"shape": spread.shape, "start": start, "stop": stop, "worker": rank}
+        blocks[name] = {"shape": sharding.shape, "start": start, "stop": stop, "worker": rank}
     if blocks:
         metadata[KEY] = blocks
 
 
-def check(name: str, value: Tensor, saved: Mapping[str, Any] | None, spread: Spread, rank: int) -> None:
+def check(name: str, value: Tensor, saved: Mapping[str, Any] | None, sharding: Sharding, rank: int) -> None:
     """Raise if `value`, by its label or by its `saved` entry, is a block other than that of worker `rank`."""
-    mine = spread.block(rank)
+    mine = sharding.block(rank)
     if isinstance(value, BlockTensor | BlockParameter) and value.placement is not None:
         shape, box, owner = value.placement.global_shape, value.block, ""
     elif saved is not None:
@@ -47,10 +47,10 @@ def check(name: str, value: Tensor, saved: Mapping[str, Any] | None, spread: Spr
             return  # it has been replaced, perhaps by a whole tensor
     else:
         return
-    if box != mine or shape != spread.shape:
+    if box != mine or shape != sharding.shape:
         raise PartitionError(
             f"{name} in this state dict is {_part(box)} of a tensor of shape {shape}{owner}; worker {rank} holds "
-            f"{_part(mine)} of one of shape {spread.shape}.",
+            f"{_part(mine)} of one of shape {sharding.shape}.",
             fix="save and load with gridwise.checkpoint, or save gridwise.nn.full_state_dict(model), which loads on any "
             "grid and into the torch model.",
         )

@@ -69,9 +69,9 @@ class BorderConv:
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, list[Tensor]]:
         """The outputs, and the received rows."""
         fetch, d = self.fetch, self.dim
-        received = [x.new_empty(place.shape) for place in fetch.traffic.arriving]
+        received = [x.new_empty(view.shape) for view in fetch.traffic.arriving]
         pending = fetch.transport.move(
-            [(peer, [place(x) for place in places]) for peer, places in fetch.sends],
+            [(peer, [view(x) for view in views]) for peer, views in fetch.sends],
             [(peer, [piece]) for (peer, _), piece in zip(fetch.receives, received, strict=True)],
             x.dtype,
             fetch.name,
@@ -96,7 +96,7 @@ class BorderConv:
             for side in (self.sides if wants_x or wants_weight else ())
         }
         traffic = self.fetch.adjoint.traffic
-        arriving = [x.new_empty(place.shape) for place in traffic.arriving] if wants_x else []
+        arriving = [x.new_empty(view.shape) for view in traffic.arriving] if wants_x else []
         pending: Request = NOTHING
         if wants_x:
             pending = traffic.transport.move(
@@ -112,8 +112,8 @@ class BorderConv:
         finally:
             pending.wait()
         if wants_x:
-            for place, piece in zip(traffic.arriving, arriving, strict=True):
-                place(of_x).add_(piece)
+            for view, piece in zip(traffic.arriving, arriving, strict=True):
+                view(of_x).add_(piece)
         if wants_weight:
             for _, part in strips.values():
                 of_weight.add_(part)

@@ -28,15 +28,15 @@ from torch import Tensor
 from ...comm.transports.base import Team, Transport
 from ...grid import Layout, Shape
 from ..engine.autocast import autocasts
-from ..engine.operator import Ticket, anchor_unless, apply, meet, plain, prepare
-from ..parameters.blocks import Shared
+from ..engine.operator import CallId, anchor_unless, apply, meet, plain, prepare
+from ..parameters.blocks import ReplicatedBlock
 from . import saved_input
 from .border_conv import BorderConv
 from .fetch import Fetch
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 """The gradients of a box, of the weight and of the bias."""
-Sums = Sequence[tuple[Shared, int] | None]
+Sums = Sequence[tuple[ReplicatedBlock, int] | None]
 """How the gradients of weight and bias are summed, with a key; None where they are not, or are summed elsewhere."""
 
 LARGE = 1 << 23
@@ -71,20 +71,20 @@ class ConvNode:
     output_padding: tuple[int, ...] | None = None
     """That of a transposed convolution; None for others."""
     crops: tuple[int, ...] = ()
-    """Rows to drop from the output, in the order of `F.pad`; none if empty."""
+    """WindowRows to drop from the output, in the order of `F.pad`; none if empty."""
 
     @cached_property
     def adjoint_name(self) -> str:
         return f"the adjoint of {self.name}"
 
     def __call__(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, sums: Sums, ticket: Ticket, wants_x: bool
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, sums: Sums, call_id: CallId, wants_x: bool
     ) -> Tensor:
         """The outputs; `wants_x` says whether any worker needs the gradient of its block."""
         wanted = (wants_x, weight.requires_grad, bias is not None and bias.requires_grad)
         if not torch.is_grad_enabled() or True not in wanted:
             return self.made(x.detach(), weight, bias, keeps=False)[0]
-        call = _Call(self, sums, ticket, wanted)
+        call = _Call(self, sums, call_id, wanted)
         return _Convolved.apply(x, weight, bias, anchor_unless(x.requires_grad or wanted[1] or wanted[2]), call)
 
     @cached_property
@@ -137,9 +137,11 @@ class ConvNode:
 class _Call:
     """What the backward of one call of a convolution needs to know."""
 
-    def __init__(self, node: ConvNode, sums: Sums, ticket: Ticket, wanted: tuple[bool, bool, bool]) -> None:
+    def __init__(self, node: ConvNode, sums: Sums, call_id: CallId, wanted: tuple[bool, bool, bool]) -> None:
         self.node, self.wanted = node, wanted
-        self.ticket = Ticket(ticket.key + 2, ticket.call, ticket.depth)  # so that a worker without this node is noticed
+        self.call_id = CallId(
+            call_id.key + 2, call_id.call, call_id.depth
+        )  # so that a worker without this node is noticed
         self.fetch = node.fetch if wanted[0] else None
         self.sums = [each if needed else None for each, needed in zip(sums, wanted[1:], strict=True)]
         self.team = node.team if self.fetch or any(self.sums) else (node.transport.rank,)
@@ -156,7 +158,7 @@ class _Call:
         return of_x, *self._summed(*parts)
 
     def _summed(self, of_weight: Tensor | None, of_bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """The gradients of the parameters, summed over their sharers."""
+        """The gradients of the parameters, summed over their replicas."""
         first, second = self.sums
         if first is not None and second is not None and first[0].team == second[0].team:
             assert of_weight is not None
@@ -172,20 +174,20 @@ class _Call:
 
     def gradients_recorded(self, y: Tensor, x: Tensor, weight: Tensor, kept: Sequence[Tensor], depth: int) -> Gradients:
         """The same, through nodes that can be differentiated again."""
-        key, call, _ = self.ticket
+        key, call, _ = self.call_id
         if self.sums[0] is not None:  # its gradient is a sum
             operator, own = self.sums[0]
-            weight = apply(weight, operator, Ticket(own + 1, call, depth), True)
+            weight = apply(weight, operator, CallId(own + 1, call, depth), True)
         if self.fetch is None:
             of_x, *parts = self.node.gradients(y, self.node.box_of(x, kept), weight, self.wanted)
         else:  # fetched again, so that the box is part of the graph
-            box = apply(x, self.fetch, Ticket(key + 1, call, depth), True)
+            box = apply(x, self.fetch, CallId(key + 1, call, depth), True)
             of_x, *parts = self.node.gradients(y, box, weight, self.wanted)
-            of_x = apply(cast(Tensor, of_x), self.fetch.adjoint, Ticket(key, call, depth), True)
+            of_x = apply(cast(Tensor, of_x), self.fetch.adjoint, CallId(key, call, depth), True)
         for i, each in enumerate(self.sums):
             if each is not None:
                 operator, own = each
-                parts[i] = apply(cast(Tensor, parts[i]), operator.adjoint, Ticket(own, call, depth), True)
+                parts[i] = apply(cast(Tensor, parts[i]), operator.adjoint, CallId(own, call, depth), True)
         return of_x, parts[0], parts[1]
 
 
@@ -200,9 +202,9 @@ class _Convolved(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, y: Tensor) -> tuple[Tensor | None, ...]:
         call: _Call = ctx.call
-        node, ticket = call.node, call.ticket.differentiated()
-        x, weight, *kept = meet(ctx, node.transport, call.team, node.adjoint_name, ticket)
+        node, call_id = call.node, call.call_id.differentiated()
+        x, weight, *kept = meet(ctx, node.transport, call.team, node.adjoint_name, call_id)
         y = F.pad(y, node.crops) if node.crops else y
         if torch.is_grad_enabled():
-            return *call.gradients_recorded(y, x, weight, kept, ticket.depth), None, None
+            return *call.gradients_recorded(y, x, weight, kept, call_id.depth), None, None
         return *call.gradients_unrecorded(y, x, weight, kept), None, None

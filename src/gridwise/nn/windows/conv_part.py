@@ -41,7 +41,7 @@ from ...operators.on_grids import needs_of_blocks
 from ...operators.windows.convolution import ConvolutionOnBoxes
 from ...operators.windows.one_dim import Windows
 from ...operators.windows.transposed_convolution import TransposedOnBoxes
-from ..engine.operator import Ticket, apply
+from ..engine.operator import CallId, apply
 from .conv_node import ConvNode, in_one_call
 from .fetch import Fetch
 from .local_part import empty_output
@@ -72,7 +72,7 @@ class ConvPart:
     """A whole call as one node of autograd; the same on all workers."""
     pad: Callable[[Tensor], Tensor] | None = None
 
-    def fetched(self, x: Tensor, ticket: Ticket, records: bool) -> WindowInput:
+    def fetched(self, x: Tensor, call_id: CallId, records: bool) -> WindowInput:
         """The part of the global input that this worker's outputs depend on, padded.
 
         `records`: whether autograd records the movement, the same on all workers.
@@ -80,16 +80,16 @@ class ConvPart:
         if self.fetch is None:
             box = x.detach().requires_grad_() if records and not x.requires_grad else x
         else:
-            box = apply(x, self.fetch, ticket, records)
+            box = apply(x, self.fetch, call_id, records)
         pad = self.pad if box.numel() else None
         if self.fetch is None or self.fetch.is_identity or not box.numel():
             return WindowInput(box if pad is None else pad(box))
         return FetchedInput(x, self.fetch, box, pad, True)
 
-    def in_steps(self, x: Tensor, weight: Tensor, bias: Tensor | None, ticket: Ticket, records: bool) -> Tensor:
+    def in_steps(self, x: Tensor, weight: Tensor, bias: Tensor | None, call_id: CallId, records: bool) -> Tensor:
         """The outputs of a worker that has some, or has an empty block of them."""
         assert self.block is not None
-        window, shape = self.fetched(x, ticket, records), self.block.shape
+        window, shape = self.fetched(x, call_id, records), self.block.shape
         if not self.block.volume or not weight.shape[1]:
             return empty_output(shape, window.x, weight, bias)
         if not window.x.numel():  # no input reaches these outputs: they equal the bias
@@ -99,7 +99,7 @@ class ConvPart:
 
 
 @dataclass(frozen=True)
-class Rows:
+class WindowRows:
     """How one worker makes the rows of one dim that its outputs see.
 
     Fetch `hull` with `margin` around it, pad the result by `pad`, take `crop` of that, and let torch pad by `native`.
@@ -112,7 +112,7 @@ class Rows:
     native: int = 0
 
     @classmethod
-    def padded(cls, padding: Padding, by_margin: bool) -> Rows:
+    def padded(cls, padding: Padding, by_margin: bool) -> WindowRows:
         """Padding of any mode, done by the margins of the fetch (a constant) or locally by torch."""
         around = (padding.before, padding.after)
         if by_margin:
@@ -129,10 +129,10 @@ def plain_part(
     work = [Channels(outputs, (0, operator.weight[1])) for outputs in pairwise(target.cuts[1])]
     cuts = target.cuts[0], work, target.cuts[2:]
     node = mode in ("zeros", "circular") and in_one_call(source, target.global_shape, dtype, operator.groups)
-    return spread_part(operator, transport, team, name, source, target.grid, cuts, mode, node)
+    return part_on_grid(operator, transport, team, name, source, target.grid, cuts, mode, node)
 
 
-def spread_part(
+def part_on_grid(
     operator: ConvolutionOnBoxes, transport: Transport, team: Team, name: str, source: Layout, grid: Grid,
     cuts: tuple[Cuts, Sequence[Channels], Sequence[Cuts]], mode: str, one_node: bool = False,
 ) -> ConvPart:  # fmt: skip
@@ -146,7 +146,7 @@ def spread_part(
     hulls = [tuple(rows.hull for rows in line) for line in lines]
     wrap = (False, False, *(mode == "circular",) * len(space))
     needs, rank = Needs(grid, (tuple(pairwise(batch)), channels, *hulls), wrap), transport.rank
-    mine: tuple[Rows, ...] = ()
+    mine: tuple[WindowRows, ...] = ()
     block, own = None, Channels((0, 0), (0, 0))
     if rank in grid:
         at, part, *index = grid.index_of(rank)
@@ -215,18 +215,18 @@ def _nothing(source: Layout, rank: int) -> Callable[[Tensor], Tensor]:
     return lambda x: x.new_empty(batch, 0)
 
 
-def _rows(window: Windows, outputs: Interval, mode: str, depth: bool) -> Rows:
+def _rows(window: Windows, outputs: Interval, mode: str, depth: bool) -> WindowRows:
     kernel, stride, dilation = window.kernel, window.stride, window.dilation
     need = window_need(outputs, kernel, stride, window.before, dilation)
     if mode == "circular":
-        return Rows(need)
+        return WindowRows(need)
     padding = hull_then_pad(need, window.extent, mode)
     # conv3d's weight gradient is twice as fast if the depth is padded by hand rather than by torch
     by_torch = mode == "zeros" and not depth
     native = leave_to_torch(padding, outputs, kernel, stride, dilation) if by_torch else None
     if native is not None:
-        return Rows(padding.hull, native=native)
-    return Rows.padded(padding, by_margin=mode == "zeros")
+        return WindowRows(padding.hull, native=native)
+    return WindowRows.padded(padding, by_margin=mode == "zeros")
 
 
 def _inputs_of(operator: ConvolutionOnBoxes, work: Channels) -> Interval:
@@ -248,8 +248,8 @@ def _of_channels(x: Tensor, operator: ConvolutionOnBoxes, work: Channels) -> Ten
     return x.unflatten(1, (last - first, -1)).narrow(2, start, stop - start).flatten(1, 2)
 
 
-def padded(x: Tensor, rows: Sequence[Rows], mode: str) -> Tensor:
-    """What was fetched, padded and cropped along each dim as its `Rows` say."""
+def padded(x: Tensor, rows: Sequence[WindowRows], mode: str) -> Tensor:
+    """What was fetched, padded and cropped along each dim as its `WindowRows` say."""
     if any(any(line.pad) for line in rows):
         x = F.pad(x, [n for line in reversed(rows) for n in line.pad], "constant" if mode == "zeros" else mode)
     for d, line in enumerate(rows, 2):

@@ -22,7 +22,7 @@ from ...comm.messages.packing import put
 from ...comm.transports.base import Team, Transport
 from ...grid import OWN, Box, Route, Stacking, stacking_of
 from ...operators.formats import HALVES, memory_format_of
-from ..engine.carrier import Margins, Move, MoveBack, Place
+from ..engine.carrier import BoxView, Margins, Move, MoveBack
 
 LARGE = 1 << 20
 """The size in bytes from which a worker's block is copied while messages are in flight."""
@@ -76,7 +76,7 @@ class Fetch(Move):
         return y
 
     def _concatenated(self, x: Tensor, stacking: Stacking) -> Tensor:
-        received, d = [x.new_empty(place.shape) for place in self.traffic.arriving], stacking.dim
+        received, d = [x.new_empty(view.shape) for view in self.traffic.arriving], stacking.dim
         self.traffic.swap(x, received).wait()
         parts = [x if i == OWN else received[i] for i in stacking.order]
         if self.margins:
@@ -96,7 +96,7 @@ class Fetch(Move):
 
     def received_pieces(self, y: Tensor) -> list[Tensor]:
         """Copies of the pieces of a fetched box that came from peers."""
-        return [place(y).clone() for place in self.traffic.arriving]
+        return [view(y).clone() for view in self.traffic.arriving]
 
     def bytes_freed(self, y: Tensor) -> int:
         """How many bytes are freed if a fetched box is kept as received pieces, and assembled again from them."""
@@ -107,8 +107,8 @@ class Fetch(Move):
         y = self.room_for(x)
         for source, target in self.kept:
             put(target(y), source(x), add=False)
-        for place, piece in zip(self.traffic.arriving, received, strict=True):
-            put(place(y), piece, add=False)
+        for view, piece in zip(self.traffic.arriving, received, strict=True):
+            put(view(y), piece, add=False)
         return y
 
 
@@ -132,7 +132,7 @@ class FetchBack(MoveBack):
         return x
 
 
-def _edges(shape: Sequence[int], margins: Margins) -> list[Place]:
+def _edges(shape: Sequence[int], margins: Margins) -> list[BoxView]:
     """The margins of a tensor as disjoint slabs: dim by dim, each inside the margins of the dims before."""
     slabs, whole = [], Box.of_shape(tuple(shape))
     start, stop = list(whole.start), list(whole.stop)
@@ -140,6 +140,6 @@ def _edges(shape: Sequence[int], margins: Margins) -> list[Place]:
         first, last = before, shape[d] - after
         for a, b in ((0, first), (last, shape[d])):
             if a < b:
-                slabs.append(Place(Box((*start[:d], a, *start[d + 1 :]), (*stop[:d], b, *stop[d + 1 :])), whole))
+                slabs.append(BoxView(Box((*start[:d], a, *start[d + 1 :]), (*stop[:d], b, *stop[d + 1 :])), whole))
         start[d], stop[d] = first, last
     return slabs

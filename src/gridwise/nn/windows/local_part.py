@@ -26,7 +26,7 @@ from ...operators.on_boxes import Local
 from ...operators.on_grids import needs_of_blocks
 from ..engine.autocast import dtype_of_products
 from ..engine.carrier import Margins
-from ..engine.operator import Ticket, apply, saving_node
+from ..engine.operator import CallId, apply, saving_node
 from .fetch import Fetch
 from .saved_input import FetchedInput
 
@@ -74,7 +74,7 @@ class LocalPart:
         plan = route(source, needs, rank)
         return cls(block, Fetch(transport, team, name, plan, lambda x: x.new_empty(shape), *options), run)
 
-    def __call__(self, x: Tensor, ticket: Ticket, records: bool) -> Any:
+    def __call__(self, x: Tensor, call_id: CallId, records: bool) -> Any:
         """The outputs; `records`: whether autograd records the call, the same on all workers.
 
         A worker without outputs gets an empty tensor that depends on `x`.
@@ -83,7 +83,7 @@ class LocalPart:
         if fetch is None:
             box = x.detach().requires_grad_() if records and not x.requires_grad else x
         else:
-            box = apply(x, fetch, ticket, records)
+            box = apply(x, fetch, call_id, records)
         if not self.block.volume:
             return empty_output(self.block.shape, box)
         if fetch is None or fetch.is_identity or not box.numel():

@@ -126,7 +126,7 @@ class WindowedLayer(Layer):
         for name in template._parameters:
             value = self._parameters.get(name, next(self.parameters(), None))  # computed from others, of the same dtype
             if value is not None:
-                blank = torch.empty(self._spreads[name].shape, dtype=value.dtype, device="meta")
+                blank = torch.empty(self._shardings[name].shape, dtype=value.dtype, device="meta")
                 dtype = value.dtype if autocasts() else dtype
             template._parameters[name] = None if value is None else torch.nn.Parameter(blank, requires_grad=False)
         x = torch.empty(shape[1:] if self._unbatched else shape, dtype=dtype, device="meta")
@@ -183,7 +183,7 @@ class WindowedLayer(Layer):
 
     def _local(self, x: Tensor) -> Any:
         """The outputs of this worker for its block; zero-volume and connected to it where it has none."""
-        y = self._part(self._agreed.convert(x), self._ticket, self._agreed.requires_grad)
+        y = self._part(self._agreed.convert(x), self._call_id, self._agreed.requires_grad)
         return y if isinstance(y, tuple) or self._part.block.volume else self._with_indices(y)
 
     def _outside(self, x: Tensor) -> Any:

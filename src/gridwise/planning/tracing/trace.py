@@ -191,9 +191,9 @@ def _noted(real: Callable[..., Any], note: Callable[..., None]) -> Callable[...,
     return call
 
 
-def _volumes(parcels: Sequence[tuple[int, Any]]) -> Volumes:
+def _volumes(messages: Sequence[tuple[int, Any]]) -> Volumes:
     return tuple(
-        (peer, what.nbytes if isinstance(what, Tensor) else sum(view.nbytes for view in what)) for peer, what in parcels
+        (peer, what.nbytes if isinstance(what, Tensor) else sum(view.nbytes for view in what)) for peer, what in messages
     )
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...comm.transports.base import Team, Transport
 from ...grid import Interval, Layout, Needs, route
-from ...nn.engine.carrier import Place
+from ...nn.engine.carrier import BoxView
 from ...nn.windows.fetch import Fetch
 from ..nn.base_layer import BaseLayer
 from ..nn.gaussian import Gaussian, Innovation
@@ -65,7 +65,7 @@ class Carrier:
         sources = list(delta)
         if fresh and forth.keeps_all:
             targets = [forth.kept[0][1](t) for t in sources]
-            kept: list[tuple[Place, Place]] = []
+            kept: list[tuple[BoxView, BoxView]] = []
         else:
             owned = forth.plan.owned
             targets = [_nothing(t) if owned is None else t.new_zeros(owned.shape) for t in sources]

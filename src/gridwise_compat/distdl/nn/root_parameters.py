@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from gridwise.comm.agreement import Ballot, key_of
+from gridwise.comm.agreement import Vote, key_of
 from gridwise.errors import MismatchError
 from gridwise.nn.engine.layer import GeneratorsDiffer, Layer, generators_for
 from gridwise.nn.parameters.blocks import BlockParameter
@@ -67,13 +67,13 @@ class RootParameters(Module, Layer):
         """Hide the parameters that this worker does not own."""
         self.__dict__.update(_replica_of={}, _sent={})
         for name, value in list(self._parameters.items()):
-            if value is not None and name in self._spreads and not self._owns(name):
+            if value is not None and name in self._shardings and not self._owns(name):
                 self.__dict__["_replica_of"][name] = self._parameters.pop(name)
                 self._buffers[name] = placeholder_for(value)
 
     def _owns(self, name: str) -> bool:
         assert self._transport is not None
-        return self._transport.rank in self._spreads[name].layout.grid
+        return self._transport.rank in self._shardings[name].layout.grid
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self._take_from_owners()
@@ -87,7 +87,7 @@ class RootParameters(Module, Layer):
         shown = {name: self._buffers.pop(name) for name in replicas}
         held = {**self._parameters, **replicas}
         self._parameters.clear()  # so that the order is the same on all workers, which compare it
-        self._parameters.update({name: held[name] for name in (*self._spreads, *held) if name in held})
+        self._parameters.update({name: held[name] for name in (*self._shardings, *held) if name in held})
         try:
             yield
         finally:
@@ -99,34 +99,34 @@ class RootParameters(Module, Layer):
         """Update all replicas to the owners' values."""
         assert self._transport is not None
         transport, rank = self._transport, self._transport.rank
-        for name, spread in self._spreads.items():
+        for name, sharding in self._shardings.items():
             if name not in self._parameters and name not in self.__dict__["_replica_of"]:
                 continue  # a buffer, or absent
-            if rank not in spread.holders or len(team := spread.sharers(rank)) == 1:
+            if rank not in sharding.holders or len(team := sharding.replicas(rank)) == 1:
                 continue
             what = f"{name} of {self._title}"
             value = self._parameters.get(name) if self._owns(name) else self.__dict__["_replica_of"][name]
             if value is None:
                 continue
-            sent, owns, ballot = self.__dict__["_sent"], self._owns(name), Ballot()
+            sent, owns, vote = self.__dict__["_sent"], self._owns(name), Vote()
             if not owns:
                 value.grad = None  # only the owner needs the sum
             same, digest = (
-                ballot.equal(key_of(f"{what} {self._ticket.key}")),
-                ballot.largest(checksum(value) if owns else None),
+                vote.equal(key_of(f"{what} {self._call_id.key}")),
+                vote.largest(checksum(value) if owns else None),
             )
-            lacks, wants = ballot.any(not owns and name not in sent), ballot.any(owns and value.requires_grad)
-            ballot.count(transport, team, what)
-            if ballot.read(same) is None:
+            lacks, wants = vote.any(not owns and name not in sent), vote.any(owns and value.requires_grad)
+            vote.count(transport, team, what)
+            if vote.read(same) is None:
                 raise MismatchError(f"{what}: the workers call different layers, or the same ones in another order.")
-            value.requires_grad_(bool(ballot.read(wants)))
-            if ballot.read(digest) != sent.get(name) or ballot.read(lacks):
+            value.requires_grad_(bool(vote.read(wants)))
+            if vote.read(digest) != sent.get(name) or vote.read(lacks):
                 self._send(name, value, team)
-                sent[name] = ballot.read(digest)
+                sent[name] = vote.read(digest)
 
     def _send(self, name: str, value: Tensor, team: tuple[int, ...]) -> None:
         assert self._transport is not None
-        owner = next(rank for rank in team if rank in self._spreads[name].layout.grid)
+        owner = next(rank for rank in team if rank in self._shardings[name].layout.grid)
         message = value.detach().contiguous()
         self._transport.copy_from(message, owner, team, f"{name} of {self._title}")
         if message.data_ptr() != value.data_ptr() and not self._owns(name):
@@ -151,14 +151,14 @@ class RootParameters(Module, Layer):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Load a state; a worker that does not own a parameter keeps its placeholder."""
         mine = dict(state_dict)
-        for name, spread in self._spreads.items():
+        for name, sharding in self._shardings.items():
             shown = self.NAMES.get(name, name)
             value = mine.get(prefix + shown)
             if not isinstance(value, Tensor):
                 continue
             if name in self.__dict__["_replica_of"]:
                 mine[prefix + shown] = self._buffers[shown]
-            elif value.shape == spread.shape != self._block_shapes[name]:
+            elif value.shape == sharding.shape != self._block_shapes[name]:
                 assert self._transport is not None
-                mine[prefix + shown] = spread.cut(value, self._transport.rank)
+                mine[prefix + shown] = sharding.cut(value, self._transport.rank)
         torch.nn.Module._load_from_state_dict(self, mine, prefix, *rest)

@@ -1,12 +1,12 @@
-"""A sum over a team, in shares: begun now, completed later.
+"""A sum over a team, in chunks: begun now, completed later.
 
-    begun    each worker sends every other worker the share which that one sums, and receives its own share from all
-    added    each worker sums its share, in the order of the team, and sends the result to all others
+    begun    each worker sends every other worker the chunk which that one sums, and receives its own chunk from all
+    added    each worker sums its chunk, in the order of the team, and sends the result to all others
     ended    each worker has all results
 
 Each worker sends two messages to every other. On a narrower wire each number is rounded once before it is sent, the sum is
 taken in the tensor's dtype, and rounded once before it is sent back. All workers end with the same bits, including the one
-that summed the share.
+that summed the chunk.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from torch import Tensor
 
 from .requests import Request
 
-Parcels = Sequence[tuple[int, Tensor]]
-Post = Callable[[Parcels, Parcels], Request]
+PeerTensors = Sequence[tuple[int, Tensor]]
+Post = Callable[[PeerTensors, PeerTensors], Request]
 """Called with (sends, receives): starts sending and receiving contiguous tensors."""
 
 
-class ShareSum:
+class ChunkedSum:
     """The sum of the flat contiguous `x` over a team, written into `out`, which may be `x` itself.
 
     Neither may be touched before `wait` has returned.
@@ -40,34 +40,34 @@ class ShareSum:
         wire: torch.dtype | None = None,
         room: Tensor | None = None,
     ) -> None:
-        self._out, self._post, self._place = out, post, team.index(me)
+        self._out, self._post, self._index = out, post, team.index(me)
         is_narrow = wire is not None and wire != x.dtype
         self._sent = x.to(wire) if is_narrow else x
         self._results = self._sent if is_narrow else out
         self._cuts = list(pairwise(x.numel() * i // len(team) for i in range(len(team) + 1)))
         self._others = [(i, rank) for i, rank in enumerate(team) if rank != me]
-        own = self._share(self._sent, self._place)
+        own = self._chunk(self._sent, self._index)
         if room is None:
             room = own.new_empty((len(self._others), own.numel()))
         self._heard = {i: row[: own.numel()] for (i, _), row in zip(self._others, room, strict=True)}
-        self._heard[self._place] = own
+        self._heard[self._index] = own
         self._is_added = False
         self._pending = post(
-            [(rank, self._share(self._sent, i)) for i, rank in self._others],
+            [(rank, self._chunk(self._sent, i)) for i, rank in self._others],
             [(rank, self._heard[i]) for i, rank in self._others],
         )
 
-    def _share(self, flat: Tensor, place: int) -> Tensor:
-        start, stop = self._cuts[place]
+    def _chunk(self, flat: Tensor, index: int) -> Tensor:
+        start, stop = self._cuts[index]
         return flat[start:stop]
 
     def add(self) -> None:
-        """Wait for all parts of this worker's share, sum them, and start sending the result to the others."""
+        """Wait for all parts of this worker's chunk, sum them, and start sending the result to the others."""
         if self._is_added:
             return
         self._pending.wait()
         parts = [self._heard[i] for i in range(len(self._cuts))]
-        result = self._share(self._results, self._place)
+        result = self._chunk(self._results, self._index)
         if self._results is self._out:
             total = torch.add(parts[0], parts[1], out=result if len(parts) == 2 else None)
             for i, part in enumerate(parts[2:], 3):
@@ -80,7 +80,7 @@ class ShareSum:
         self._heard.clear()
         self._pending = self._post(
             [(rank, result) for _, rank in self._others],
-            [(rank, self._share(self._results, i)) for i, rank in self._others],
+            [(rank, self._chunk(self._results, i)) for i, rank in self._others],
         )
         self._is_added = True
 
@@ -108,13 +108,13 @@ class LateSum:
 
 
 class Begun:
-    """One of several pending sums: the first wait for any of them sums this worker's shares of all.
+    """One of several pending sums: the first wait for any of them sums this worker's chunk of all.
 
     All workers begin the sums in the same order, so their messages are in that order, whichever is waited for first. A sum
     that nobody waits for, because its backward was abandoned, is completed along with the others.
     """
 
-    def __init__(self, own: ShareSum | LateSum, sums: list[ShareSum | LateSum]) -> None:
+    def __init__(self, own: ChunkedSum | LateSum, sums: list[ChunkedSum | LateSum]) -> None:
         self._own, self._sums = own, sums
         sums.append(own)
 

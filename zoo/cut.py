@@ -3,9 +3,9 @@
     python -m zoo.cut [name ...]      three optimisers, three steps each, on the grids [2, 1, 2, 1] and [4, 1, 1, 1]
     python -m zoo.cut --once          any model of the zoo, forward and backward once
 
-A batch has four samples, and dims of space are as in the zoo. Parameters and buffers after the last step are compared with those
-of the sequential model, and outputs and gradients of the parameters in the first step. Where that is not equal to 1e-9, the
-sequential model is trained once more with its input changed by 1e-15 of itself: what that changes is what rounding may change.
+A batch has four samples, and dims of space are as in the zoo. Parameters and buffers after the last step are compared with
+those of the sequential model, and outputs and gradients of the parameters in the first step. Where that is not equal to 1e-9,
+the sequential model is trained once more with its input changed by 1e-15 of itself: what that changes, rounding may change.
 A gradient that is zero but for rounding, as that of a bias before a batch norm, is a direction of its own to Adam: its `eps`
 is 1e-6 here. Of every third parameter of "frozen" models no gradient is wanted.
 """

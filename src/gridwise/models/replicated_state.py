@@ -84,7 +84,9 @@ def replicate_state(twin: torch.nn.Module, P: Partition) -> None:
             module._buffers[name] = kept[id(value)][1]
         if shardings:
             module.__dict__["_shardings"] = shardings
-            add_state_hooks(module, partial(_cut, shardings, P.transport.rank), partial(_labelled, shardings, P.transport))
+            add_state_hooks(
+                module, partial(_cut, shardings, P.transport.rank), partial(_labelled, shardings, P.transport)
+            )
             if any(map(is_cut, module._parameters.values())):
                 holders_of_blocks[module] = P.transport
 

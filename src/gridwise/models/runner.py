@@ -23,7 +23,7 @@ from ..grid import Layout
 from ..nn.engine.agreement import Structure, agree_common, agree_plan, is_on, key_of
 from ..nn.engine.arguments import problem_with_inference, refuse_transforms
 from ..nn.engine.grid_random import draw_key, sequential
-from ..nn.engine.operator import Operator, CallId, apply
+from ..nn.engine.operator import CallId, Operator, apply
 from ..nn.engine.plans import PLANS_KEPT, LayerPlans
 from ..nn.parameters.blocks import sharding_over
 from ..nn.parameters.gradient_wire import current_wire

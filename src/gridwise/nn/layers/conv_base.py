@@ -34,7 +34,7 @@ from ..engine.autocast import dtype_of_products
 from ..engine.copy_and_sum import Copy, Sum
 from ..engine.operator import CallId, apply
 from ..parameters.blocks import Sharding
-from ..windows.conv_part import Channels, ConvPart, plain_part, part_on_grid
+from ..windows.conv_part import Channels, ConvPart, part_on_grid, plain_part
 from ..windows.windowed_layer import FunctionsByDims, LayersByDims, Size, WindowedLayer
 
 
@@ -110,7 +110,10 @@ class Conv(WindowedLayer):
     def _shardings_of(self, template: Any) -> dict[str, Sharding]:
         weight, bias, whole = tuple(template.weight.shape), (template.out_channels,), (None,) * self.dims
         if self.P_w is None:
-            return {"weight": Sharding(self._grid_x, (1, None, *whole), weight), "bias": Sharding(self._grid_x, (1,), bias)}
+            return {
+                "weight": Sharding(self._grid_x, (1, None, *whole), weight),
+                "bias": Sharding(self._grid_x, (1,), bias),
+            }
         grid = self.P_w.geometry
         adders = tuple(rank for rank in grid.ranks if grid.index_of(rank)[1] == 0)  # so that the bias is added once
         firsts = Grid(adders, (grid.shape[0], 1, *grid.shape[2:]))

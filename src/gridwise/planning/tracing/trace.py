@@ -193,7 +193,8 @@ def _noted(real: Callable[..., Any], note: Callable[..., None]) -> Callable[...,
 
 def _volumes(messages: Sequence[tuple[int, Any]]) -> Volumes:
     return tuple(
-        (peer, what.nbytes if isinstance(what, Tensor) else sum(view.nbytes for view in what)) for peer, what in messages
+        (peer, what.nbytes if isinstance(what, Tensor) else sum(view.nbytes for view in what))
+        for peer, what in messages
     )
 
 

@@ -1,8 +1,9 @@
-"""Addresses of stores are refused wherever something is written or looked for, and no folder of that name appears."""
+"""Addresses of stores are refused wherever only files will do, or no driver is there; no folder of that name appears."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ def writer(path: str) -> object:
     return gridwise.data.BlockWriter(path, (4, 2), P)
 
 
-CALLS: dict[str, Callable[[str], object]] = {
+CHECKPOINTS: dict[str, Callable[[str], object]] = {
     "save": lambda path: checkpoint.save(path, STATE),
     "save to a Path": lambda path: checkpoint.save(Path(path), STATE),
     "async_save": lambda path: checkpoint.async_save(path, STATE),
@@ -32,11 +33,16 @@ CALLS: dict[str, Callable[[str], object]] = {
     "read": checkpoint.read,
     "verify": checkpoint.verify,
     "show": checkpoint.show,
-    "export": lambda path: checkpoint.export(path, STATE),
     "convert from": lambda path: checkpoint.convert(path, "here.safetensors"),
     "convert to": lambda path: checkpoint.convert("whole.safetensors", path),
     "Series": lambda path: checkpoint.Series(path).latest(),
     "save_state_dict": lambda path: checkpoint.save_state_dict(STATE, checkpoint.FileSystemWriter(path)),
+}
+"""What is done in any store that fsspec has a driver for; here it has none."""
+
+FILES_ONLY: dict[str, Callable[[str], object]] = {
+    "export": lambda path: checkpoint.export(path, STATE),
+    "convert to one file": lambda path: checkpoint.convert("whole", f"{path}.safetensors"),
     "BlockWriter": lambda path: writer(f"{path}.npy"),
     "open_array": gridwise.data.open_array,
     "trace": gridwise.trace,
@@ -45,14 +51,16 @@ CALLS: dict[str, Callable[[str], object]] = {
 }
 
 
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("scheme", ["s3", "gs", "memory", "file"])
+@pytest.mark.parametrize(
+    ("call", "scheme"),
+    [*product(FILES_ONLY, ("s3", "gs", "memory", "file")), *product(CHECKPOINTS, ("nowhere", "simplecache::s3"))],
+)
 def test_addresses_are_refused(call: str, scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     checkpoint.save("whole", STATE)
     checkpoint.convert("whole", "whole.safetensors")
     with pytest.raises(GridwiseError, match=f"{scheme}:/") as caught:
-        CALLS[call](f"{scheme}://bucket/run")
+        (FILES_ONLY | CHECKPOINTS)[call](f"{scheme}://bucket/run")
     assert not isinstance(caught.value, CheckpointNotFound), "a script that starts anew if nothing is there must not"
     assert sorted(item.name for item in tmp_path.iterdir()) == ["whole", "whole.safetensors"]
 
@@ -60,7 +68,7 @@ def test_addresses_are_refused(call: str, scheme: str, tmp_path: Path, monkeypat
 @workers(2)
 def test_an_address_on_one_worker_is_an_error_on_all(tmp_path):
     for address in range(2):
-        path = "s3://bucket/run" if gridwise.world().rank == address else tmp_path / "run"
+        path = "nowhere://bucket/run" if gridwise.world().rank == address else tmp_path / "run"
         with pytest.raises(gridwise.errors.CheckpointError):
             checkpoint.save(path, STATE)
         with pytest.raises(gridwise.errors.CheckpointError):

@@ -161,3 +161,14 @@ def test_convert_to_other_formats(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("text", "size"), [("300", 300), ("5GB", 5 * 10**9), ("2MiB", 2 << 20), ("1.5 kb", 1500)])
 def test_sizes_with_units(text: str, size: int) -> None:
     assert bytes_in(text) == size
+
+
+def test_stores(tmp_path: Path) -> None:
+    address = f"local://{tmp_path}/run"
+    for step in (1, 2):
+        checkpoint.Series(address).save({"step": step}, step=step)
+    assert "step-0000000002" in run("ls", address)
+    assert "0 tensors" in run("show", f"{address}/step-0000000001")
+    assert run("verify", address).count("whole") == 2
+    assert "removed step-0000000001" in run("prune", address, "--keep-last", "1")
+    assert checkpoint.Series(address).steps() == [2]

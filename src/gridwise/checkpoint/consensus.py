@@ -11,7 +11,6 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
@@ -21,6 +20,7 @@ from ..comm.agreement import key_of, largest, opening
 from ..comm.transports.base import Team, Transport
 from ..errors import CheckpointError, CheckpointMismatch, PartitionError
 from ..partition import Partition, world
+from .store_path import Place, place_of
 
 Result = TypeVar("Result")
 
@@ -44,7 +44,7 @@ in_flight: dict[tuple[Transport, Team], Callable[[], None]] = {}
 class Consensus:
     """The workers that save or load together, and what they are doing, for errors."""
 
-    def __init__(self, P: Partition | None, doing: str, path: Path) -> None:
+    def __init__(self, P: Partition | None, doing: str, path: Place) -> None:
         if sys.byteorder != "little":
             raise CheckpointError(
                 f"{doing} {path}: this machine is {sys.byteorder}-endian, and checkpoints hold the bytes of little-endian "
@@ -131,14 +131,14 @@ class Consensus:
         found = opening(self.transport, self.team, self.what, key_of(call), number, state)
         return found.is_common, found.problem
 
-    def check_one_path(self, path: Path, same: Callable[[Path], object] = str) -> None:
+    def check_one_path(self, path: Place, same: Callable[[Place], object] = str) -> None:
         """Raise on all workers unless they gave one path, as far as `same` tells; only needed once something is wrong."""
-        given = [Path(each) for each in self.gather_json(str(path))]
+        given = [place_of(each) for each in self.gather_json(str(path))]
         if len({same(each) for each in given}) > 1:
             raise CheckpointMismatch(
                 f"{self.what.partition(' ')[0]}: the workers gave different paths.",
                 shortened([f"worker {rank}: {each}" for rank, each in zip(self.team, given, strict=True)]),
-                "give all of them one path, on a file system that they share: each has its own part there.",
+                "give all of them one path, on a file system or in a store that they share: each has its own part there.",
             )
 
     def gather_json(self, message: object) -> list[Any]:

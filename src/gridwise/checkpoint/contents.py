@@ -6,11 +6,11 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from ..html import table
 from .format.contents import read_contents
 from .format.manifest import Manifest
+from .store_path import Place, place_of
 
 LONGEST = 100
 """Most characters shown of a value; longer ones are cut off."""
@@ -20,7 +20,7 @@ LONGEST = 100
 class Contents:
     """The contents of a checkpoint: `print` them, or let a notebook show them."""
 
-    path: Path
+    path: Place
     manifest: Manifest
 
     @property
@@ -72,7 +72,8 @@ def show(path: str | os.PathLike[str]) -> Contents:
     >>> contents.tensors()[1]
     ['model/weight', 'float32', '2 x 2', '1', '16 bytes']
     """
-    return Contents(Path(path), read_contents(Path(path)))
+    place = place_of(path)
+    return Contents(place, read_contents(place))
 
 
 def _readable(size: int) -> str:

@@ -11,13 +11,14 @@ import fcntl
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from ..errors import CheckpointBusy
+from ..errors import CheckpointBusy, CheckpointError
 from ..log import logger
 from .format.chunks import Memory
+from .store_path import Place, StorePath
 
 MOST_BUFFERS = 512
 """Most buffers in one system call: half of Linux's limit, and all that some systems accept."""
@@ -31,6 +32,21 @@ NO_LOCKS_HERE = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
 def create(path: Path) -> int:
     """A new file, open for writing; an existing one is an error."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+
+@contextlib.contextmanager
+def new_file(path: Place) -> Iterator[Callable[[Buffers], None]]:
+    """A function that writes to a new file; the file is on the disk, or in the store, when the body has ended."""
+    if isinstance(path, StorePath):
+        with path.written() as file:
+            yield lambda buffers: file.writelines(memoryview(each).cast("B") for each in buffers)
+        return
+    fd = create(path)
+    try:
+        yield lambda buffers: write(fd, buffers)
+        sync(fd)
+    finally:
+        os.close(fd)
 
 
 Buffers: TypeAlias = "Sequence[memoryview | Memory]"
@@ -57,12 +73,8 @@ def after(buffers: Buffers, done: int) -> Buffers:
 
 def write_file(path: Path, data: bytes) -> None:
     """Write a new file with these bytes; it is on the disk when this returns."""
-    fd = create(path)
-    try:
-        write(fd, [memoryview(data)])
-        sync(fd)
-    finally:
-        os.close(fd)
+    with new_file(path) as put:
+        put([memoryview(data)])
 
 
 def sync(fd: int) -> None:
@@ -91,8 +103,12 @@ def make_folder(path: Path) -> None:
     path.mkdir()
 
 
-def remove(path: Path) -> None:
+def remove(path: Place) -> None:
     """Remove a file or a folder as far as possible; what remains is left for next time, without an error."""
+    if isinstance(path, StorePath):
+        with contextlib.suppress(CheckpointError):
+            path.remove_all()
+        return
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

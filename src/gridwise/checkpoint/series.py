@@ -11,15 +11,15 @@ import re
 from pathlib import Path
 
 from ..errors import CheckpointError, CheckpointMismatch, CheckpointNotFound
-from ..local_path import local_path
 from ..log import logger
 from ..partition import Partition, world
 from .consensus import Consensus
 from .format.manifest import MANIFEST
 from .reading.loading import load
+from .store_path import Place, place_of
 from .writing.background import Pending, async_save
-from .writing.folder import remove_checkpoint
 from .writing.saving import save
+from .writing.store_saving import remove_checkpoint_at
 
 _STEP = re.compile(r"step-([0-9]{1,18})")
 
@@ -54,12 +54,12 @@ class Series:
         for name, value in (("keep_last", keep_last), ("keep_every", keep_every)):
             if value is not None and (type(value) is not int or value < 1):
                 raise CheckpointMismatch(f"`{name}` (={value!r}) must be None or a whole number of at least 1.")
-        self.folder = local_path(folder, CheckpointError)
+        self.folder = place_of(folder)
         self.keep_last, self.keep_every = keep_last, keep_every
         self.P = P
         self._just_saved: int | None = None
 
-    def path(self, step: int) -> Path:
+    def path(self, step: int) -> Place:
         """The path of a step's checkpoint, whether or not it exists."""
         if type(step) is not int or not 0 <= step < STEPS:
             raise CheckpointMismatch(f"`step` (={step!r}) must be a whole number of at least 0, less than 10**18.")
@@ -67,7 +67,7 @@ class Series:
 
     def steps(self) -> list[int]:
         """The steps that have a committed checkpoint, in order; the remains of interrupted saves do not count."""
-        if not self.folder.is_dir():
+        if isinstance(self.folder, Path) and not self.folder.is_dir():
             return []
         found = ((_STEP.fullmatch(item.name), item) for item in self.folder.iterdir())
         steps = [(int(match[1]), item) for match, item in found if match]
@@ -140,7 +140,7 @@ class Series:
         removed = []
         for step in sorted(set(steps) - self.kept(steps) - stay):
             try:
-                remove_checkpoint(self.path(step))
+                remove_checkpoint_at(self.path(step))
                 removed.append(step)
             except (OSError, CheckpointError) as error:
                 logger.warning("the checkpoint of step %d could not be removed: %s", step, error)

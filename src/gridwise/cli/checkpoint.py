@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from itertools import chain
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,14 +19,16 @@ from ..checkpoint import show as show_contents
 from ..checkpoint.disk import Lock
 from ..checkpoint.interchange.formats import FORMATS, is_checkpoint
 from ..checkpoint.reading.reader import Progress as Report
+from ..checkpoint.store_path import Place, StorePath, place_of
 from ..checkpoint.writing.folder import leftovers, remove_leftovers
+from ..checkpoint.writing.store_saving import size_at
 from ..errors import CheckpointError, CheckpointMismatch, CheckpointNotFound, PartitionError
 
 app = typer.Typer(help="List, inspect, verify, convert and prune checkpoints.", no_args_is_help=True)
 
-Where = Annotated[Path, typer.Argument(help="A checkpoint, or a folder of them.")]
-One = Annotated[Path, typer.Argument(help="A checkpoint. Also a safetensors file, or a folder of them.")]
-Folder = Annotated[Path, typer.Argument(help="A folder of checkpoints: a series.")]
+Where = Annotated[str, typer.Argument(help="A checkpoint, or a folder of them.")]
+One = Annotated[str, typer.Argument(help="A checkpoint. Also a safetensors file, or a folder of them.")]
+Folder = Annotated[str, typer.Argument(help="A folder of checkpoints: a series.")]
 
 
 WIDE = 100_000
@@ -40,14 +41,15 @@ def _console() -> Console:
 
 
 @app.command("ls")
-def ls(folder: Where = Path()) -> None:
+def ls(folder: Where = ".") -> None:
     """List the checkpoints in a folder, and what interrupted saves have left."""
+    place = place_of(folder)
     with _readable_errors():
-        if not folder.exists():
-            raise CheckpointNotFound(f"there is nothing at {folder}.", fix="give a folder of checkpoints.")
+        if not place.exists():
+            raise CheckpointNotFound(f"there is nothing at {place}.", fix="give a folder of checkpoints.")
     table = Table("checkpoint", "written", "workers", "tensors", "data", "left-overs", box=None, pad_edge=False)
-    for path in _candidates(folder):
-        name = escape(path.relative_to(folder).as_posix() if path != folder else path.name)
+    for path in _candidates(place):
+        name = escape(path.name)
         try:
             manifest = read_manifest(path) if is_checkpoint(path) else None
             left = len(list(leftovers(path)))
@@ -60,7 +62,7 @@ def ls(folder: Where = Path()) -> None:
         elif left:
             table.add_row(name, "not committed", "", "", "", str(left))
     if table.row_count == 0:
-        _console().print(escape(f"no checkpoints in {folder}"))
+        _console().print(escape(f"no checkpoints in {place}"))
         raise typer.Exit(1)
     _console().print(table)
 
@@ -69,13 +71,14 @@ def ls(folder: Where = Path()) -> None:
 def show(path: One, values: Annotated[bool, typer.Option(help="Show plain values too.")] = True) -> None:
     """Show what a checkpoint holds: tensors with their shapes and blocks, and plain values."""
     with _readable_errors():
-        inside = [] if is_checkpoint(path) else [each.name for each in _candidates(path) if is_checkpoint(each)]
+        place = place_of(path)
+        inside = [] if is_checkpoint(place) else [each.name for each in _candidates(place) if is_checkpoint(each)]
         if inside:
             raise CheckpointNotFound(
-                f"there is no checkpoint at {path}, but a folder of {len(inside)} checkpoints.",
-                fix=f"show one of them, {path / inside[-1]}, or list them: gridwise checkpoint ls {path}",
+                f"there is no checkpoint at {place}, but a folder of {len(inside)} checkpoints.",
+                fix=f"show one of them, {place / inside[-1]}, or list them: gridwise checkpoint ls {place}",
             )
-        contents = show_contents(path)
+        contents = show_contents(place)
     _console().print(escape(contents.facts))
     _console().print(_table(contents.tensors()))
     if values and contents.manifest.values:
@@ -90,9 +93,11 @@ def _table(lines: list[list[str]]) -> Table:
 
 
 @app.command("verify")
-def verify_command(paths: Annotated[list[Path], typer.Argument(help="Checkpoints, or folders of them.")]) -> None:
+def verify_command(paths: Annotated[list[str], typer.Argument(help="Checkpoints, or folders of them.")]) -> None:
     """Check every byte against its checksum; the exit status is 1 if anything is damaged or missing."""
-    found = {folder: [path for path in _candidates(folder) if is_checkpoint(path)] for folder in paths}
+    with _readable_errors():
+        places = [place_of(path) for path in paths]
+        found = {place: [path for path in _candidates(place) if is_checkpoint(path)] for place in places}
     without = [str(folder) for folder, inside in found.items() if not inside]
     if without:
         _console().print(escape(f"no checkpoints in {', '.join(without)}"))
@@ -113,17 +118,17 @@ def verify_command(paths: Annotated[list[Path], typer.Argument(help="Checkpoints
 @app.command("convert")
 def convert_command(
     source: Annotated[
-        Path,
+        str,
         typer.Argument(help="A checkpoint, safetensors, a Hugging Face folder, a torch.save file, or a DCP folder."),
     ],
-    target: Annotated[Path, typer.Argument(help="A new checkpoint, a file that ends in .safetensors, or see --to.")],
+    target: Annotated[str, typer.Argument(help="A new checkpoint, a file that ends in .safetensors, or see --to.")],
     to: Annotated[str | None, typer.Option(help=f"What to write: {', '.join(FORMATS)}.")] = None,
     prefix: Annotated[str, typer.Option(help="Only what lies below this key.")] = "",
     shard_size: Annotated[str, typer.Option(help="Of a Hugging Face folder: 300MB, 5GiB.")] = "5GB",
     trust: Annotated[bool, typer.Option(help="Allow unpickling, which runs code in the file.")] = False,
 ) -> None:
     """Convert between formats."""
-    with _readable_errors(), _progress(source.name, _bytes_of(source)) as report:
+    with _readable_errors(), _progress(place_of(source).name, _bytes_of(place_of(source))) as report:
         size = bytes_in(shard_size)
         convert(source, target, to=to, trust=trust, prefix=prefix, shard_size=size, progress=report)
     _console().print(escape(f"{target} written"))
@@ -140,11 +145,12 @@ def prune(
 ) -> None:
     """Remove older checkpoints of a series, and what interrupted saves have left."""
     with _readable_errors():
-        if not folder.is_dir():
+        place = place_of(folder)
+        if not place.is_dir():
             raise CheckpointNotFound(
-                f"there is no folder {folder}: nothing was removed.", fix="give the folder of a series."
+                f"there is no folder {place}: nothing was removed.", fix="give the folder of a series."
             )
-    series = Series(folder, keep_last=keep_last, keep_every=keep_every or None)
+    series = Series(place, keep_last=keep_last, keep_every=keep_every or None)
     steps = series.steps()
     gone = sorted(set(steps) - series.kept(steps))
     verb = "would remove" if dry_run else "removed"
@@ -153,10 +159,10 @@ def prune(
             gone = series.prune()
         for step in gone:
             _console().print(escape(f"{verb} {series.path(step).name}"))
-        for path in _candidates(folder):
+        for path in _candidates(place):
             left = list(leftovers(path))
             if left and not dry_run:
-                with closing(Lock(path)):
+                with nullcontext() if isinstance(path, StorePath) else closing(Lock(path)):
                     remove_leftovers(path)
             if left:
                 _console().print(escape(f"{verb} {len(left)} left-overs in {path.name}"))
@@ -173,18 +179,19 @@ def bytes_in(text: str) -> int:
         raise CheckpointMismatch(f"`shard_size` (={text!r}) must be a number of bytes: 300MB, 5GB, 2GiB.") from None
 
 
-def _candidates(folder: Path) -> Iterator[Path]:
+def _candidates(folder: Place) -> Iterator[Place]:
     """The folder itself if it is a checkpoint or an unfinished one; otherwise the folders in it."""
     if is_checkpoint(folder) or any(folder.glob("data-*")):
         yield folder
     elif folder.is_dir():
-        yield from (path for path in sorted(folder.iterdir()) if path.is_dir())
+        inside: list[Place] = [*folder.iterdir()]
+        yield from (path for path in sorted(inside, key=lambda path: path.name) if path.is_dir())
 
 
-def _bytes_of(source: Path) -> int | None:
+def _bytes_of(source: Place) -> int | None:
     if is_checkpoint(source):
         return read_manifest(source).nbytes
-    return source.stat().st_size if source.is_file() else None
+    return size_at(source)
 
 
 @contextmanager

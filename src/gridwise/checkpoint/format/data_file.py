@@ -15,13 +15,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from ctypes import c_ubyte
 from dataclasses import dataclass
 from itertools import groupby, islice
-from pathlib import Path
 from queue import Queue
 from typing import NamedTuple
 
@@ -29,6 +27,7 @@ from torch import Tensor
 
 from ...grid import Box, Shape
 from .. import disk
+from ..store_path import Place
 from .chunks import (
     CHUNK,
     Memory,
@@ -76,18 +75,13 @@ class Written:
     blocks: list[tuple[Block, int, str]]
 
 
-def write_data_file(path: Path, save_id: str, blocks: Sequence[Block]) -> Written:
+def write_data_file(path: Place, save_id: str, blocks: Sequence[Block]) -> Written:
     """Write and sync a data file with these blocks."""
     ordered = sorted(blocks, key=lambda block: -ITEMSIZE[block.code])
     header = header_of(ordered, {"format": "pt", ID_KEY: save_id})
-    fd = disk.create(path)
-    try:
-        with Checksums() as checksums:
-            disk.write(fd, [memoryview(header)])
-            _write_blocks(fd, ordered, checksums)
-            disk.sync(fd)
-    finally:
-        os.close(fd)
+    with Checksums() as checksums, disk.new_file(path) as put:
+        put([memoryview(header)])
+        _write_blocks(put, ordered, checksums)
     sums = iter(checksums.results())
     placed, offset = [], len(header)
     for block in ordered:
@@ -96,7 +90,7 @@ def write_data_file(path: Path, save_id: str, blocks: Sequence[Block]) -> Writte
     return Written(StoredFile(path.name, offset, len(header), checksum(header)), placed)
 
 
-def _write_blocks(fd: int, blocks: Sequence[Block], checksums: Checksums) -> None:
+def _write_blocks(put: Callable[[disk.Buffers], None], blocks: Sequence[Block], checksums: Checksums) -> None:
     """Write the blocks one after the other while the checksums of their chunks are computed."""
     waiting: list[memoryview | Memory] = []
     size = 0
@@ -106,10 +100,10 @@ def _write_blocks(fd: int, blocks: Sequence[Block], checksums: Checksums) -> Non
             size += len(chunk)
             if size >= FLUSH_AT:
                 checksums.add(waiting)
-                disk.write(fd, waiting)
+                put(waiting)
                 waiting, size = [], 0
     checksums.add(waiting)
-    disk.write(fd, waiting)
+    put(waiting)
 
 
 def _chunks(block: Block) -> Iterable[memoryview | Memory]:

@@ -14,12 +14,11 @@ import math
 import os
 import re
 import stat
-from pathlib import Path
 from typing import Any
 
 from ...errors import CheckpointDamaged, CheckpointError, CheckpointNotFound
 from ...grid import Box, Shape, tiling_problem
-from ...local_path import local_path
+from ..store_path import Place, StorePath, place_of
 from .chunks import DIGITS, checksum, number_of_chunks
 from .manifest import FORMAT_VERSION, ITEMSIZE, MANIFEST, Manifest, StoredBlock, StoredFile, StoredTensor
 from .open_inside import open_inside
@@ -53,13 +52,15 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
     >>> checkpoint.read_manifest(path).tensors['model/weight'].shape
     (2, 2)
     """
-    folder = Path(path)
+    folder = place_of(path)
     return from_bytes(read_manifest_bytes(folder), folder / MANIFEST)
 
 
-def read_manifest_bytes(path: Path) -> bytes:
+def read_manifest_bytes(path: Place) -> bytes:
     """The bytes of the manifest of the checkpoint at `path`, unchecked."""
-    name = local_path(path, CheckpointError) / MANIFEST
+    if isinstance(path, StorePath):
+        return _bytes_in_store(path)
+    name = path / MANIFEST
     try:
         with open(open_inside(path, MANIFEST), "rb") as file:
             status = os.fstat(file.fileno())
@@ -78,7 +79,19 @@ def read_manifest_bytes(path: Path) -> bytes:
         raise kind(f"{name} cannot be read: {error}.") from error
 
 
-def _nothing_at(path: Path) -> str:
+def _bytes_in_store(path: StorePath) -> bytes:
+    size = (path / MANIFEST).size()
+    if size is None:
+        raise CheckpointNotFound(_nothing_at(path))
+    if size > LARGEST_MANIFEST:
+        raise CheckpointDamaged(f"{path / MANIFEST} has {size} bytes: more than a manifest may have.")
+    try:
+        return (path / MANIFEST).read_bytes()
+    except FileNotFoundError:  # removed at this very moment
+        raise CheckpointNotFound(_nothing_at(path)) from None
+
+
+def _nothing_at(path: Place) -> str:
     if not path.exists():
         return f"there is no checkpoint at {path}: nothing exists there."
     if path.is_dir() and any(path.glob("data-*")):
@@ -86,7 +99,7 @@ def _nothing_at(path: Path) -> str:
     return f"there is no checkpoint at {path}: it has no {MANIFEST}."
 
 
-def from_bytes(data: bytes, name: Path) -> Manifest:
+def from_bytes(data: bytes, name: Place) -> Manifest:
     """The manifest in `data`; raises a `CheckpointDamaged` naming the file `name` if anything is inconsistent."""
     check_sum(data, name)
     try:
@@ -106,7 +119,7 @@ def damaged(what: str, error: Exception) -> CheckpointDamaged:
     return CheckpointDamaged(f"{what}: {why}")
 
 
-def id_of(data: bytes, name: Path) -> str:
+def id_of(data: bytes, name: Place) -> str:
     """The id of the save, without parsing all of its manifest; the checksum is still checked."""
     check_sum(data, name)
     found = likely_id(data)
@@ -121,7 +134,7 @@ def likely_id(data: bytes) -> str | None:
     return None if found is None else found[1].decode()
 
 
-def check_sum(data: bytes, name: Path) -> None:
+def check_sum(data: bytes, name: Place) -> None:
     """Raise unless this is a complete manifest of a version that can be read."""
     tail = _check_ends(data, data[-_END:], name)
     found = checksum(memoryview(data)[: len(data) - len(tail[0])])
@@ -129,7 +142,7 @@ def check_sum(data: bytes, name: Path) -> None:
         raise CheckpointDamaged(f"{name} is damaged: its checksum is {found}, saved was {tail[1].decode()}.")
 
 
-def _check_ends(start: bytes, end: bytes, name: Path) -> re.Match[bytes]:
+def _check_ends(start: bytes, end: bytes, name: Place) -> re.Match[bytes]:
     """The match of the checksum line at the end; raises if a manifest cannot start or end like this."""
     head = _HEAD.match(start)
     if head is None:

@@ -15,18 +15,17 @@ Unpickling runs whatever code the file contains. `trust=True` means that you kno
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 from ...comm.transports.solo import SoloTransport
 from ...errors import CheckpointError, CheckpointMismatch
-from ...local_path import local_path
 from ...partition import world
 from ..consensus import Consensus
 from ..format.manifest import MANIFEST
 from ..format.safetensors_headers import SUFFIX, is_safetensors
 from ..reading.loading import load
 from ..reading.reader import Progress
+from ..store_path import Place, StorePath, place_of, reject_stores
 from ..writing.saving import save_flat
 from .huggingface import SHARD_SIZE, write_huggingface
 from .pickled import unpickled
@@ -64,12 +63,14 @@ def convert(
     >>> checkpoint.convert("run/step-100", "model.safetensors", prefix="model")
     >>> checkpoint.convert("run/step-100", "for_the_hub", to="huggingface", prefix="model")
     """
-    origin, goal = local_path(source, CheckpointError), local_path(target, CheckpointError)
+    origin, goal = place_of(source), place_of(target)
     form = to or ("safetensors" if goal.suffix == SUFFIX else "gridwise")
     if form not in FORMATS:
         raise CheckpointMismatch(f"`to` (={to!r}) must be one of {', '.join(map(repr, FORMATS))}.")
     if form == "torch.distributed":
-        write_torch_distributed(goal, _below(read(origin, trust=trust), prefix, origin))
+        write_torch_distributed(
+            reject_stores(goal, "these are written"), _below(read(origin, trust=trust), prefix, origin)
+        )
         return
     if form == "gridwise" and is_checkpoint(origin):
         raise CheckpointError(
@@ -78,9 +79,9 @@ def convert(
         )
     portable = portable_of(origin, trust).below(prefix, origin)
     if form == "safetensors":
-        write_safetensors(goal, portable, progress)
+        write_safetensors(reject_stores(goal, "these are written"), portable, progress)
     elif form == "huggingface":
-        write_huggingface(goal, portable, shard_size, progress)
+        write_huggingface(reject_stores(goal, "these are written"), portable, shard_size, progress)
     else:
         flat = portable.to_flat()
         save_flat(Consensus(world(SoloTransport()), "saving", goal), goal, lambda: flat)
@@ -99,24 +100,24 @@ def read(source: str | os.PathLike[str], *, trust: bool = False) -> dict[str, An
     >>> sorted(checkpoint.read(path)['model'])
     ['bias', 'weight']
     """
-    path = local_path(source, CheckpointError)
-    if is_checkpoint(path) or is_safetensors(path):
+    path = place_of(source)
+    if isinstance(path, StorePath) or is_checkpoint(path) or is_safetensors(path):
         return load(path, P=world(SoloTransport()))
     return unpickled(path, trust)
 
 
-def is_checkpoint(path: Path) -> bool:
+def is_checkpoint(path: Place) -> bool:
     return (path / MANIFEST).is_file()
 
 
-def portable_of(path: Path, trust: bool) -> Portable:
+def portable_of(path: Place, trust: bool) -> Portable:
     """The contents of a file or folder of any known format."""
-    if is_checkpoint(path) or is_safetensors(path):
+    if isinstance(path, StorePath) or is_checkpoint(path) or is_safetensors(path):
         return portable_of_files(path)
     return portable_of_state(unpickled(path, trust))
 
 
-def _below(state: dict[str, Any], prefix: str, source: Path) -> dict[str, Any]:
+def _below(state: dict[str, Any], prefix: str, source: Place) -> dict[str, Any]:
     for name in prefix.split("/") if prefix else ():
         if not isinstance(state.get(name), dict):
             raise CheckpointMismatch(f"{source} has nothing below {prefix!r}: it has {', '.join(map(str, state))}.")

@@ -30,6 +30,7 @@ from ..reading.open_file import open_checked
 from ..reading.reader import Reader
 from ..state.flatten import Flat, flatten
 from ..state.local_blocks import LocalBlock, LocalTensor
+from ..store_path import Place
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Portable:
     per_worker: list[str] = field(default_factory=list)
     workers: int = 1
 
-    def below(self, prefix: str, source: Path) -> Portable:
+    def below(self, prefix: str, source: Place) -> Portable:
         """The part below a key, without the key in the names; everything for the empty key."""
         if prefix in self.per_worker:
             raise CheckpointMismatch(
@@ -76,7 +77,7 @@ class Portable:
         return Flat(tensors, self.values, per_worker=self.per_worker, workers=self.workers)
 
 
-def portable_of_files(path: Path) -> Portable:
+def portable_of_files(path: Place) -> Portable:
     """The contents of the Gridwise checkpoint or the safetensors files at `path`."""
     manifest = read_contents(path)
     tensors = {}
@@ -99,7 +100,7 @@ def portable_of_state(state: dict[str, Any]) -> Portable:
     return Portable(tensors, {**flat.values, **flat.own_values}, flat.per_worker, flat.workers or 1)
 
 
-def _read(path: Path, manifest: Manifest, key: str) -> Tensor:
+def _read(path: Place, manifest: Manifest, key: str) -> Tensor:
     stored = manifest.tensors[key]
     available_memory.check_new(stored.nbytes)
     target = torch.empty(stored.shape, dtype=stored.dtype, device="cpu")

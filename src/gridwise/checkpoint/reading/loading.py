@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ from ..format.chunks import checksum
 from ..format.contents import contents_of, read_contents_bytes
 from ..format.manifest import Manifest
 from ..format.manifest_parser import likely_id, read_manifest
+from ..store_path import Place, place_of
 from .chunk_reads import all_reads, reads_of_all
 from .load_plan import ReadPlan
 from .open_file import MissingFile
@@ -74,13 +74,14 @@ def load(path: str | os.PathLike[str], into: object = None, P: Partition | None 
     """
     if P is not None and not P.active:
         return into
-    consensus = Consensus(P, "loading", Path(path))
+    place = place_of(path)
+    consensus = Consensus(P, "loading", place)
     consensus.settle()
     with collector_paused():
-        return _load(consensus, Path(path), into, cast)
+        return _load(consensus, place, into, cast)
 
 
-def _load(consensus: Consensus, path: Path, into: object, cast: bool) -> Any:
+def _load(consensus: Consensus, path: Place, into: object, cast: bool) -> Any:
     for attempt in range(1, ATTEMPTS + 1):
         started = _started(consensus, path, into, cast, attempt)
         if started is not None:
@@ -97,7 +98,7 @@ def _load(consensus: Consensus, path: Path, into: object, cast: bool) -> Any:
 
 
 def _started(
-    consensus: Consensus, path: Path, into: object, cast: bool, attempt: int
+    consensus: Consensus, path: Place, into: object, cast: bool, attempt: int
 ) -> tuple[ReadPlan, Reader, bool] | None:
     """The plan, the open data files, and whether all workers have checked theirs.
 
@@ -142,7 +143,7 @@ def _started(
     return None
 
 
-def _id_now(path: Path) -> str | None:
+def _id_now(path: Place) -> str | None:
     try:
         return read_manifest(path).id
     except CheckpointError:
@@ -190,7 +191,7 @@ def verify(path: str | os.PathLike[str], progress: Progress | None = None) -> Ma
     >>> sorted(checkpoint.verify(path).tensors)
     ['model/bias', 'model/weight']
     """
-    where = Path(path)
+    where = place_of(path)
     manifest = read_manifest(where)
     with Reader(where, manifest, all_reads(manifest)) as reader:
         reader.check(progress)

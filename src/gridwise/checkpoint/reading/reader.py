@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -26,9 +25,11 @@ from ...errors import CheckpointDamaged, CheckpointMismatch
 from ..consensus import shortened
 from ..format.chunks import Memory, checksums
 from ..format.manifest import Manifest, StoredTensor
+from ..store_path import Place, StorePath
 from .chunk_reads import LONGEST_SPAN, ChunkReads, Span, Want, reads_of_all
 from .open_file import DataFile, open_checked
 from .shared_memory_targets import shared_memory
+from .store_file import THREADS, Kept, StoreFile, open_in_store
 
 MOST_MAPPED = 64
 """Number of files above which none is mapped: a mapping holds a second descriptor."""
@@ -59,10 +60,10 @@ def number_of_threads(free_cores: int) -> int:
 class Reader:
     """The open data files of a checkpoint, and what is read from them, by several threads."""
 
-    def __init__(self, path: Path, manifest: Manifest, reads: ChunkReads, free_cores: int | None = None) -> None:
+    def __init__(self, path: Place, manifest: Manifest, reads: ChunkReads, free_cores: int | None = None) -> None:
         self.path, self.manifest = path, manifest
         self.files = manifest.files
-        self.folder = manifest.files_of or path / manifest.folder
+        self.folder: Place = manifest.files_of or path / manifest.folder
         self.has_sums = manifest.files_of is None
         self.save_id = manifest.id
         self.reads = reads.in_order()
@@ -71,17 +72,26 @@ class Reader:
         # Small reads are bound by the interpreter, which threads do not speed up.
         small = self.nbytes <= len(self.reads) * SMALL_READ
         self.threads = 1 if small else number_of_threads(cores() if free_cores is None else free_cores)
+        if isinstance(path, StorePath):
+            self.threads = THREADS
         self.spans = list(self.reads.spans(min(LONGEST_SPAN, MEMORY // self.threads)))
-        self._open_files: dict[int, DataFile] = {}
+        self._open_files: dict[int, DataFile | StoreFile] = {}
+        self._kept = Kept()
         try:
             numbers, firsts = np.unique(self.reads.files, return_index=True)
             for number, first in zip(numbers.tolist(), firsts.tolist(), strict=True):
-                file, key, may_map = self.files[number], self.reads.keys[first], len(numbers) <= MOST_MAPPED
-                fd = open_checked(self.folder / file.name, file, key, self.save_id if self.has_sums else None)
-                self._open_files[number] = DataFile(fd, file, may_map)
+                self._open_files[number] = self._opened(number, self.reads.keys[first], len(numbers) <= MOST_MAPPED)
         except BaseException:
             self.close()
             raise
+
+    def _opened(self, number: int, key: str, may_map: bool) -> DataFile | StoreFile:
+        file = self.files[number]
+        path = self.folder / file.name
+        if isinstance(path, StorePath):
+            return open_in_store(path, file, key, self.save_id, self._kept)
+        fd = open_checked(path, file, key, self.save_id if self.has_sums else None)
+        return DataFile(fd, file, may_map)
 
     def close(self) -> None:
         for file in self._open_files.values():
@@ -209,7 +219,7 @@ class Reader:
         except OSError as error:
             return [f"{self._title(span)}: cannot be read: {error}"]
 
-    def _file_of(self, span: ChunkReads) -> DataFile:
+    def _file_of(self, span: ChunkReads) -> DataFile | StoreFile:
         return self._open_files[int(span.files[0])]
 
     def _title(self, span: ChunkReads) -> str:

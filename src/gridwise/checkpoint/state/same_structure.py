@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import xxhash
@@ -16,10 +15,11 @@ import xxhash
 from ...errors import CheckpointMismatch, describe
 from ..consensus import MOST_NAMED, Consensus
 from ..format.chunks import checksum
+from ..store_path import Place
 from .flatten import Flat
 
 
-def check_alike(consensus: Consensus, path: Path, flat: Flat) -> None:
+def check_alike(consensus: Consensus, path: Place, flat: Flat) -> None:
     """Raise on all workers, with the first differences, unless all hold the same state and save it to one path."""
     consensus.check_one_path(path, lambda given: given.name)
     everyone = consensus.gather_json(_listing(flat))
@@ -27,7 +27,7 @@ def check_alike(consensus: Consensus, path: Path, flat: Flat) -> None:
         raise CheckpointMismatch(_disagreement(consensus.what, dict(zip(consensus.team, everyone, strict=True))))
 
 
-def number_of(flat: Flat, path: Path) -> int:
+def number_of(flat: Flat, path: Place) -> int:
     """A 63-bit hash of all that must be the same; of the path only its name, as workers may reach it differently."""
     all_tensors = flat.tensors.values()
     tensors = [

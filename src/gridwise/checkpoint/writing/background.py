@@ -26,14 +26,19 @@ from ...partition import Partition
 from .. import disk
 from ..consensus import Consensus, collector_paused, in_flight
 from ..state.flatten import Flat, flatten
+from ..store_path import Place, StorePath, place_of
 from .folder import Saving
 from .manifest_assembly import WrittenPart
 from .saving import NOTHING_COMMITTED, commit, start, write_part
 from .staging import Staged
+from .store_saving import StoreSaving
 from .write_shares import Shares, shares_of
 
 POLL = 0.01
 """Seconds between two checks for the other workers' notes."""
+
+POLL_STORE = 0.25
+"""The same in a store, where each is a request."""
 
 AT_THE_START = 0.002
 """Seconds that the thread waits first, so that the caller keeps the interpreter and returns to training."""
@@ -64,16 +69,17 @@ def async_save(path: str | os.PathLike[str], state: object, P: Partition | None 
     """
     if P is not None and not P.active:
         return None
-    consensus = Consensus(P, "saving", Path(path))
+    place = place_of(path)
+    consensus = Consensus(P, "saving", place)
     consensus.settle()
     with collector_paused():
-        pending = _started(consensus, Path(path), state)
+        pending = _started(consensus, place, state)
     in_flight[consensus.transport, consensus.team] = pending.wait
     pending.start()
     return pending
 
 
-def _started(consensus: Consensus, path: Path, state: object) -> Pending:
+def _started(consensus: Consensus, path: Place, state: object) -> Pending:
     copies: list[Staged] = []
 
     def copied(in_groups: bool) -> tuple[Flat, Staged]:
@@ -112,7 +118,9 @@ class Pending:
     >>> pending.wait()
     """
 
-    def __init__(self, consensus: Consensus, folder: Path, save_id: str, staged: Staged, saving: Saving | None) -> None:
+    def __init__(
+        self, consensus: Consensus, folder: Place, save_id: str, staged: Staged, saving: Saving | StoreSaving | None
+    ) -> None:
         self.consensus = consensus
         self._folder, self._id, self._staged, self._saving = folder, save_id, [staged], saving
         self._written = threading.Event()
@@ -194,7 +202,7 @@ class Pending:
             self._write_error = error
             part = None
             if place:
-                with contextlib.suppress(OSError):  # if not even that can be written, `wait` tells the first worker
+                with contextlib.suppress(OSError, CheckpointError):  # then `wait` tells the first worker
                     (self._folder / f"w{place}.failed").touch()
         finally:
             if staged is not None:
@@ -215,7 +223,7 @@ class Pending:
                     deadline = min(deadline, time.monotonic() + AT_THE_END)
                 if self._given_up.is_set() or time.monotonic() > deadline:
                     raise CheckpointError(f"worker {self.consensus.P.ranks[place]} has not written its part.")
-                time.sleep(POLL)
+                time.sleep(POLL if isinstance(note, Path) else POLL_STORE)
             notes.append(note.read_bytes())
         for place in range(1, self.consensus.size):
             (self._folder / f"w{place}.part").unlink()
@@ -227,7 +235,10 @@ def _program_ends() -> bool:
     return not threading.main_thread().is_alive()
 
 
-def _leave_note(folder: Path, place: int, part: WrittenPart) -> None:
+def _leave_note(folder: Place, place: int, part: WrittenPart) -> None:
+    if isinstance(folder, StorePath):  # an object is there when it is whole
+        (folder / f"w{place}.part").write_bytes(part.to_bytes())
+        return
     draft = folder / f"w{place}.part.tmp"
     draft.write_bytes(part.to_bytes())
     disk.rename(draft, folder / f"w{place}.part")

@@ -29,6 +29,7 @@ from .. import disk
 from ..disk import Lock
 from ..format.manifest import MANIFEST
 from ..format.manifest_parser import id_of, read_manifest_bytes
+from ..store_path import Place
 
 _OURS = re.compile(r"data-[0-9a-f]{32}|manifest-[0-9a-f]{32}\.tmp")
 
@@ -91,7 +92,7 @@ class Saving:
         self._lock.close()
 
 
-def committed_folder(path: Path) -> str | None:
+def committed_folder(path: Place) -> str | None:
     """The data folder of the committed checkpoint; None if there is none."""
     try:
         data = read_manifest_bytes(path)
@@ -100,16 +101,17 @@ def committed_folder(path: Path) -> str | None:
     return f"data-{id_of(data, path / MANIFEST)}"
 
 
-def leftovers(path: Path, keep: str | None = None) -> Iterator[Path]:
+def leftovers(path: Place, keep: str | None = None) -> Iterator[Place]:
     """What uncommitted or replaced saves have left in a checkpoint's folder."""
     if keep is None:
         keep = committed_folder(path)
-    for item in sorted(path.iterdir()):
+    items: list[Place] = [*path.iterdir()]
+    for item in sorted(items, key=lambda item: item.name):
         if _OURS.fullmatch(item.name) and item.name != keep:
             yield item
 
 
-def remove_leftovers(path: Path, keep: str | None = None) -> int:
+def remove_leftovers(path: Place, keep: str | None = None) -> int:
     """Remove the left-overs, and return how many there were. The caller holds the lock."""
     try:
         found = list(leftovers(path, keep))

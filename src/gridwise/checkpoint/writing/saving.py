@@ -19,14 +19,15 @@ from typing import TypeVar
 import torch
 
 from ...errors import CheckpointError, CheckpointMismatch, CheckpointWriteFailed
-from ...local_path import local_path
 from ...partition import Partition
 from ..consensus import Consensus, attempt, collector_paused
 from ..format.data_file import write_data_file
 from ..state.flatten import Flat, flatten
 from ..state.same_structure import check_alike, number_of
+from ..store_path import Place, StorePath, place_of
 from .folder import NUMBERS, Saving, id_of_save
 from .manifest_assembly import WrittenPart, assembled, written_part
+from .store_saving import StoreSaving, saving_at, size_at
 from .write_shares import Shares, blocks_to_write, check_same, shares_of
 
 Copy = TypeVar("Copy")
@@ -45,7 +46,7 @@ def save(path: str | os.PathLike[str], state: object, P: Partition | None = None
 
     Parameters
     ----------
-    path : a folder; created with its parents if necessary
+    path : a folder, created with its parents if necessary; or an address in a store: s3://bucket/run
     state : a dict (nested as you like) of tensors, modules, optimisers, schedulers, generators, plain values and
         `PerWorker` values; or one of these objects by itself
     P : the workers that save together, default `gridwise.world()`. All of them call this; on others it does nothing.
@@ -61,13 +62,14 @@ def save(path: str | os.PathLike[str], state: object, P: Partition | None = None
     """
     if P is not None and not P.active:
         return
-    consensus = Consensus(P, "saving", Path(path))
+    place = place_of(path)
+    consensus = Consensus(P, "saving", place)
     consensus.settle()
     with collector_paused():
-        save_flat(consensus, Path(path), lambda: flatten(state, consensus.rank, consensus.index))
+        save_flat(consensus, place, lambda: flatten(state, consensus.rank, consensus.index))
 
 
-def save_flat(consensus: Consensus, path: Path, flattened: Callable[[], Flat]) -> None:
+def save_flat(consensus: Consensus, path: Place, flattened: Callable[[], Flat]) -> None:
     """Save what `flattened` returns on each worker."""
     flat, _, saving, save_id = start(consensus, path, lambda _: (flattened(), None))
     parts: list[WrittenPart] = []
@@ -87,8 +89,8 @@ def save_flat(consensus: Consensus, path: Path, flattened: Callable[[], Flat]) -
 
 
 def start(
-    consensus: Consensus, path: Path, prepared: Callable[[bool], tuple[Flat, Copy]], in_groups: bool = False
-) -> tuple[Flat, Copy, Saving | None, str]:
+    consensus: Consensus, path: Place, prepared: Callable[[bool], tuple[Flat, Copy]], in_groups: bool = False
+) -> tuple[Flat, Copy, Saving | StoreSaving | None, str]:
     """Start a save: the flat state, its copy, the first worker's `Saving`, and the id, once all workers hold the same.
 
     With `in_groups`, plain tensors stay in groups if they are plain on all workers. A single vote tells whether any
@@ -98,14 +100,15 @@ def start(
 
     def prepare() -> tuple[Flat, Copy]:
         nonlocal number
-        local_path(path, CheckpointError)
+        if isinstance(path, StorePath):
+            path.check()
         ready = prepared(in_groups)
         number = number_of(ready[0], path) if consensus.size > 1 else 0
         return ready
 
     ready, failed = attempt(prepare)
     if consensus.is_root and failed is None:
-        saving, not_started = attempt(lambda: Saving(path))
+        saving, not_started = attempt(lambda: saving_at(path))
     which = CANNOT_SAVE if failed is not None else saving.number if saving is not None else 0
     try:
         alike, which = consensus.vote("gridwise.checkpoint.save", number, which)
@@ -128,10 +131,10 @@ def start(
 
 
 @torch.no_grad()
-def write_part(folder: Path, save_id: str, place: int, flat: Flat, shares: Shares, workers: int) -> WrittenPart:
+def write_part(folder: Place, save_id: str, place: int, flat: Flat, shares: Shares, workers: int) -> WrittenPart:
     """Write this worker's data file, and return what is in it. No communication: any thread may call it."""
     blocks = blocks_to_write(flat, shares, place)
-    if blocks and not folder.is_dir():  # which the first worker has made
+    if blocks and isinstance(folder, Path) and not folder.is_dir():  # which the first worker has made
         raise CheckpointError(
             f"there is no {folder} here, where the first worker's part is.",
             fix="give all workers one path, on a file system that they share.",
@@ -141,7 +144,12 @@ def write_part(folder: Path, save_id: str, place: int, flat: Flat, shares: Share
 
 
 def commit(
-    saving: Saving | None, own: WrittenPart, others: list[bytes], flat: Flat, shares: Shares, consensus: Consensus
+    saving: Saving | StoreSaving | None,
+    own: WrittenPart,
+    others: list[bytes],
+    flat: Flat,
+    shares: Shares,
+    consensus: Consensus,
 ) -> None:
     """On the first worker: check that all parts together are complete and that replicas agree, and commit."""
     assert saving is not None
@@ -149,6 +157,7 @@ def commit(
         parts = [own, *map(WrittenPart.from_bytes, others)]
         if len(parts) > 1:
             check_same(shares, [part.same for part in parts], consensus.P.ranks)
+        if len(parts) > 1 or isinstance(saving, StoreSaving):
             _check_files_are_here(saving.data, parts, consensus.P.ranks)
         saving.commit(assembled(saving.id, parts, flat, consensus.P.ranks))
     except Exception as error:
@@ -156,13 +165,13 @@ def commit(
         raise kind(f"{error}{NOT_SYNCED if saving.renamed else NOTHING_COMMITTED}") from error
 
 
-def _check_files_are_here(folder: Path, parts: list[WrittenPart], ranks: Sequence[int]) -> None:
+def _check_files_are_here(folder: Place, parts: list[WrittenPart], ranks: Sequence[int]) -> None:
     for rank, part in zip(ranks, parts, strict=True):
         if part.file is not None:
             name, size, *_ = part.file
-            found = (folder / name).stat().st_size if (folder / name).is_file() else None
+            found = size_at(folder / name)
             if found != size:
                 raise CheckpointError(
                     f"worker {rank} has written {folder / name} with {size} bytes, the first worker sees {found}.\n"
-                    "  fix: `path` must be on a file system that all workers share."
+                    "  fix: `path` must be on a file system, or in a store, that all workers share; one save at a time."
                 )

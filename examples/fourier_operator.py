@@ -75,7 +75,7 @@ def trained(loss: nn.Module, parameters: list[nn.Parameter], batches: list[tuple
 def main() -> tuple[list[float], list[float] | None, str]:
     """Run by every worker; worker 0 also trains sequentially."""
     torch.manual_seed(1)
-    P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 2, 2])
+    P_x = gridwise.world().grid(1, 1, 1, 2, 2)
     model = FourierOperator().double()
     sequential, whole = copy.deepcopy(model), heat(STEPS)
     loss = gridwise.distribute(lambda x, y: F.mse_loss(model(x), y), P_x)

@@ -57,7 +57,7 @@ def main(x: Tensor, y: Tensor) -> list[tuple]:
     """Run by every worker; worker 0 also trains the sequential network and draws the pictures."""
     torch.manual_seed(1)
     P_world, sequential = gridwise.world(), lenet5()
-    P_x = P_world.create_cartesian_topology_partition([1, 1, 2, 2])
+    P_x = P_world.grid(1, 1, 2, 2)
     model = gridwise.distribute(copy.deepcopy(sequential), P_x, example=(BATCH, 1, 28, 28))
     image, label = gridwise.local_slice(P_x, (BATCH, 1, 28, 28)), gridwise.local_slice(model.P_y, (BATCH, 10))[0]
     whole = list(zip(x.split(BATCH), y.split(BATCH), strict=True))

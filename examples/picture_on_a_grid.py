@@ -28,8 +28,8 @@ def picture() -> torch.Tensor:
 def main() -> list[tuple[str, str, str]]:
     """Run by every worker; worker 0 returns the rows of the table."""
     P_world = gridwise.world()
-    P_x = P_world.create_cartesian_topology_partition([2, 2])
-    P_rows = P_world.create_cartesian_topology_partition([4, 1])
+    P_x = P_world.grid(2, 2)
+    P_rows = P_world.grid(4, 1)
     halo = nn.HaloExchange(P_x, [(HALO, HALO), (HALO, HALO)])
     to_rows, back = nn.Repartition(P_x, P_rows), nn.Repartition(P_rows, P_x)
 

@@ -72,10 +72,10 @@ def main() -> None:
     backend = "gloo" if P.transport.name == "solo" else P.transport.name.split("+")[0]
     config = nn.DDPConfig(device_ids=[], backend=backend, rank=P.rank, world_size=P.size)
     ddp = nn.DDPSequential(lenet(), config, average=False)
-    P_x = P.create_cartesian_topology_partition([1, 1, *((2, P.size // 2) if P.size % 2 == 0 else (P.size, 1))])
+    P_x = P.grid(1, 1, *((2, P.size // 2) if P.size % 2 == 0 else (P.size, 1)))
     on_grid = tagi.on_grid(lenet(), P_x)
 
-    samples = gridwise.local_slice(P.create_cartesian_topology_partition([P.size, 1]), (BATCH, 11))[0]
+    samples = gridwise.local_slice(P.grid(P.size, 1), (BATCH, 11))[0]
     seconds = train(ddp, (samples,), samples)
     whole, output = (BATCH, 1, 28, 28), (BATCH, 11)
     seconds_grid = train(on_grid, gridwise.local_slice(P_x, whole), gridwise.local_slice(on_grid.P_y, output)[0])

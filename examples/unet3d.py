@@ -68,8 +68,8 @@ def main() -> list[float]:
     """The same training on a grid; each worker has a quarter of the volume."""
     torch.set_num_threads(1)
     world, model, (x, y) = gridwise.world(), unet(), volume()
-    P_x = world.create_cartesian_topology_partition([1, 1, 1, 2, 2])
-    P_y = world.create_cartesian_topology_partition([1, 1, 2, 2])
+    P_x = world.grid(1, 1, 1, 2, 2)
+    P_y = world.grid(1, 1, 2, 2)
     loss = gridwise.distribute(lambda x, y: F.cross_entropy(model(x), y), P_x, y=P_y)
     mine, label = (t[gridwise.local_slice(P, t.shape)].clone() for t, P in ((x, P_x), (y, P_y)))
     limit()

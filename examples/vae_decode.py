@@ -76,7 +76,7 @@ def peak_of(call: Callable[[], Tensor]) -> tuple[Tensor, int]:
 def main() -> tuple[float, float] | None:
     """Run by every worker; worker 0 compares with the sequential decoder and draws the picture."""
     model, latent = autoencoder(), torch.randn(LATENT, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 2, 2])
+    P_x = gridwise.world().grid(1, 1, 1, 2, 2)
     distributed = gridwise.distribute(model, P_x, methods=("decode",))
     part = gridwise.scatter(latent, P_x)
     block, mine = peak_of(lambda: distributed.decode(part, return_dict=False)[0])

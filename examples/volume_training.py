@@ -55,7 +55,7 @@ def limit_memory() -> None:
 def train(folder: Path, name: str, die_at: int | None = None) -> tuple[list[float], list[int]]:
     """Train to the end from the newest checkpoint of this name; returns the losses and samples of all steps."""
     device, world = gridwise.device(), gridwise.world()
-    P_x = world.create_cartesian_topology_partition(GRIDS[world.size])
+    P_x = world.grid(*GRIDS[world.size])
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Conv3d(1, 4, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv3d(4, 1, 1))
     model, criterion = gridwise.distribute(net.to(device), P_x), nn.DistributedBCEWithLogitsLoss(P_x)

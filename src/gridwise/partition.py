@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .comm import settings
 from .comm.agreement import check_same_call
 from .comm.launching.find import current
 from .comm.launching.user_transports import transport_over, user_transports
@@ -97,9 +98,10 @@ class Partition:
         """The same workers on a grid of this shape, in row-major order: ``gridwise.world().grid(1, 1, 2, 2)``.
 
         It has an axis for each dim of a tensor, and the extent of an axis says into how many parts the dim is cut. The
-        product of the extents is the number of workers.
+        product of the extents is the number of workers. Without a shape it is the grid that the job was started on:
+        ``gridwise run --grids 1x1x2x2 script.py``, or the environment variable GRIDWISE_GRID.
         """
-        return self.create_cartesian_topology_partition(shape)
+        return self.create_cartesian_topology_partition(shape or settings.grid())
 
     def create_partition_inclusive(self, ranks: Iterable[int]) -> Partition:
         """The partition of the given workers, in that order; `ranks` are ranks within this partition."""
@@ -122,11 +124,16 @@ class Partition:
         """The same workers on a Cartesian grid, in row-major order; the product of `shape` must equal their number."""
         extents = whole_numbers(shape, "shape")
         places = math.prod(extents)
-        if places > self.size == self.transport.size and min(extents) > 0:
+        if places != self.size == self.transport.size and min(extents, default=1) > 0:
             raise PartitionError(
                 f"a grid of shape {extents} has {places} places, but there {_are(self.size)} in this world.",
                 fix=f"start {places}: `gridwise run -n {places} script.py`, or "
-                f"`gridwise.launch(function, workers={places})`; or choose a shape whose product is {self.size}.",
+                f"`gridwise.launch(function, workers={places})`; or choose a shape whose product is {self.size}"
+                + (
+                    "."
+                    if places > self.size
+                    else f"; or take some: world().create_partition_inclusive(range({places}))."
+                ),
             )
         return CartesianPartition(self.transport, Grid(self.ranks, extents))
 
@@ -337,6 +344,31 @@ def world(comm: object = None) -> Partition:
     return _worlds[transport]
 
 
+PartitionLike = Partition | Sequence[int]
+"""A partition, or the shape of the grid of all workers: ``(1, 1, 2, 2)``."""
+
+
+def as_partition(given: object, who: str, name: str = "P_x") -> Partition:
+    """The partition that is given, or the grid of the world of the shape that is given."""
+    if isinstance(given, Partition):
+        return given
+    if isinstance(given, Sequence) and given and all(type(extent) is int for extent in given):
+        return world().grid(*given)
+    what = "cannot be chosen here" if given == "auto" else "is no partition, and no shape of a grid of workers"
+    raise PartitionError(
+        f"{who}: `{name}` (={given!r}) {what}.",
+        fix=f"{name}=(1, 1, 2, 2), say: one number for each dim of the tensor, the parts that the dim is cut into. Their "
+        f"product is the number of workers, here {world().size}.",
+    )
+
+
+def as_partitions(given: object, who: str) -> list[Partition] | Partition:
+    """The partitions of several tensors: one each, or one for all of them."""
+    if isinstance(given, tuple | list) and any(type(part) is not int for part in given):
+        return [as_partition(part, who) for part in given]
+    return as_partition(given, who)
+
+
 def _are(workers: int) -> str:
     return "is 1 worker" if workers == 1 else f"are {workers} workers"
 
@@ -348,20 +380,20 @@ def _forget(transport: Transport) -> None:
 _worlds: dict[Transport, Partition] = {}
 
 
-def local_slice(P_x: Partition, global_shape: Sequence[int]) -> tuple[slice, ...]:
+def local_slice(P_x: PartitionLike, global_shape: Sequence[int]) -> tuple[slice, ...]:
     """This worker's block of a tensor of `global_shape` on `P_x`, as slices; empty slices on inactive workers.
 
     Parameters
     ----------
-    P_x : a partition with as many axes as the tensor has dims
+    P_x : a partition with as many axes as the tensor has dims, or the shape of a grid of all workers
     global_shape : of the whole tensor
 
     Examples
     --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1])
-    >>> gridwise.local_slice(P_x, (4, 6))
+    >>> gridwise.local_slice((1, 1), (4, 6))
     (slice(0, 4, None), slice(0, 6, None))
     """
+    P_x = as_partition(P_x, "local_slice")
     layout = Layout.balanced(P_x.geometry, global_shape)
     return layout.block(P_x.transport.rank).slices if P_x.active else (slice(0, 0),) * P_x.dim
 

@@ -154,5 +154,5 @@ def test_what_does_not_fit_is_refused():
     assert "object" in raised(BlockDataset, np.array([[None, 1]]), P)
     assert "no sample 4" in raised(BlockDataset(numbers(4, 4), P).read, [0, 4])
     assert "no `shape`" in raised(BlockDataset, {"a": 1}, P)
-    assert "`P_x` (=3) must be a partition" in raised(BlockDataset, numbers(4, 4), 3)
-    assert "`P_x` (=None) must be a partition" in raised(BlockDataset, (numbers(4, 4), numbers(4, 4)), (P, None))
+    assert "`P_x` (=3) is no partition" in raised(BlockDataset, numbers(4, 4), 3)
+    assert "`P_x` (=None) is no partition" in raised(BlockDataset, (numbers(4, 4), numbers(4, 4)), (P, None))

@@ -58,6 +58,16 @@ def check(environment: Mapping[str, str] = os.environ) -> None:
         is_on(variable, environment=environment)
 
 
+def grid(environment: Mapping[str, str] = os.environ) -> tuple[int, ...]:
+    """`GRIDWISE_GRID`, as in 1x1x2x2: the grid that the job was started on."""
+    text = environment.get("GRIDWISE_GRID", "")
+    extents = text.split("x")
+    if all(extent.isascii() and extent.isdigit() for extent in extents):
+        return tuple(map(int, extents))
+    has = f"`GRIDWISE_GRID` (={text!r}) is no grid as 1x1x2x2." if text else "no grid was given, here or at the start."
+    raise PartitionError(has, fix="world().grid(1, 1, 2, 2), or start with `gridwise run --grids 1x1x2x2 script.py`.")
+
+
 def count(variable: str, environment: Mapping[str, str] = os.environ) -> int:
     """The value of a variable as a whole number; 0 if it is unset."""
     text = environment.get(variable, "0")

@@ -20,7 +20,7 @@ from ..comm.agreement import key_of
 from ..errors import DataError, PartitionError
 from ..grid import Layout, union_of
 from ..nn.functional import scatter
-from ..partition import CartesianPartition, Partition, zero_volume_tensor
+from ..partition import CartesianPartition, Partition, PartitionLike, as_partitions, zero_volume_tensor
 from .agreement import EpochOutcomes, together
 from .order import Position
 
@@ -34,8 +34,8 @@ class CutLoader:
     ----------
     loader : an iterable of batches of whole samples, a tensor or a tuple of them: a torch DataLoader, for example. With
         ``reads="first"``, all workers but the first may pass None
-    P_x : where a batch lies; a tuple of partitions for batches of several tensors. On one without a grid, every worker
-        has all of it
+    P_x : where a batch lies: a partition, or the shape of a grid of all workers; a tuple of them for batches of several
+        tensors. On a partition without a grid, every worker has all of it
     reads : 'every' worker reads all of every batch and keeps its block: no data is sent. Or the 'first' worker of the
         partition reads, and sends the others their blocks
     seed : of torch's random numbers when an epoch begins: a DataLoader without a generator of its own draws its order
@@ -43,20 +43,22 @@ class CutLoader:
 
     Examples
     --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1])
     >>> whole = torch.utils.data.DataLoader(torch.arange(12.0).reshape(4, 3), batch_size=2)
-    >>> [tuple(x.shape) for x in gridwise.data.CutLoader(whole, P_x)]
+    >>> [tuple(x.shape) for x in gridwise.data.CutLoader(whole, (1, 1))]
     [(2, 3), (2, 3)]
     """
 
     def __init__(
-        self, loader: Iterable[Any] | None, P_x: Partition | Sequence[Partition], reads: str = "every", seed: int = 0
+        self,
+        loader: Iterable[Any] | None,
+        P_x: PartitionLike | Sequence[PartitionLike],
+        reads: str = "every",
+        seed: int = 0,
     ) -> None:
-        self.partitions: Sequence[Partition] = P_x if isinstance(P_x, tuple | list) else (P_x,)
-        if reads not in READS or not all(isinstance(P, Partition) for P in self.partitions):
-            raise PartitionError(
-                f"CutLoader: `reads` (={reads!r}) must be one of {READS}, and `P_x` a partition or a tuple of them."
-            )
+        found = as_partitions(P_x, "CutLoader")
+        self.partitions = [found] if isinstance(found, Partition) else found
+        if reads not in READS:
+            raise PartitionError(f"CutLoader: `reads` (={reads!r}) must be one of {READS}.")
         self.loader, self.reads, self.seed = loader, reads, int(seed)
         self.transport = self.partitions[0].transport
         self.team = union_of([P.geometry for P in self.partitions])

@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 
 from ..errors import DataError, PartitionError
 from ..grid import Box, Layout, Shape, union_of, whole_numbers
-from ..partition import CartesianPartition, Partition, zero_volume_tensor
+from ..partition import CartesianPartition, Partition, PartitionLike, as_partition, as_partitions, zero_volume_tensor
 from .agreement import together
 from .reader import Field, ReadRequest, SampleReader
 from .samples import as_samples
@@ -42,8 +42,8 @@ class BlockDataset:
     arrays : the samples: an array with the samples along `sample_dim`, or a list with one array per sample. An array is
         a path (.npy, HDF5, NIfTI, a folder of Zarr or OME-Zarr), the result of `open_array`, or any object with shape,
         dtype and slicing. A tuple of these makes each sample a tuple of tensors: inputs and targets
-    P_x : where a batch ``(batch, *dims of a sample)`` lies; a tuple for a tuple of arrays. On a partition without a
-        grid, every worker has all of it
+    P_x : where a batch ``(batch, *dims of a sample)`` lies: a partition, or the shape of a grid of all workers; a tuple
+        for a tuple of arrays. On a partition without a grid, every worker has all of it
     halo : how many more rows to read around the block: a number, for all dims from the third on, or a pair (before,
         after) for each dim of the batch. A tuple for a tuple of arrays
     edges : what a halo is beyond the edges of the sample: "clip", nothing, so that blocks there are smaller; or "zeros",
@@ -60,8 +60,7 @@ class BlockDataset:
 
     Examples
     --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1])
-    >>> dataset = gridwise.data.BlockDataset(torch.arange(24.0).reshape(4, 1, 6), P_x)
+    >>> dataset = gridwise.data.BlockDataset(torch.arange(24.0).reshape(4, 1, 6), (1, 1, 1))
     >>> len(dataset), dataset.read([2, 0]).shape
     (4, torch.Size([2, 1, 6]))
     """
@@ -69,7 +68,7 @@ class BlockDataset:
     def __init__(
         self,
         arrays: Any,
-        P_x: Partition | Sequence[Partition],
+        P_x: PartitionLike | Sequence[PartitionLike],
         halo: Rows | tuple[Rows | None, ...] | None = None,
         *,
         edges: str | Sequence[str] = "clip",
@@ -80,12 +79,8 @@ class BlockDataset:
     ) -> None:
         self.is_tuple = isinstance(arrays, tuple)
         given = arrays if isinstance(arrays, tuple) else (arrays,)
-        self.partitions: list[Partition] = self._each("P_x", P_x, len(given))
-        for P in self.partitions:
-            if not isinstance(P, Partition):
-                raise PartitionError(
-                    f"BlockDataset: `P_x` (={P!r}) must be a partition, or a tuple of them for a tuple of arrays."
-                )
+        found = as_partitions(P_x, "BlockDataset") if self.is_tuple else as_partition(P_x, "BlockDataset")
+        self.partitions: list[Partition] = self._each("P_x", found, len(given))
         self.transport = self.partitions[0].transport
         self.team = union_of([P.geometry for P in self.partitions])
         halos, dims = self._each("halo", halo, len(given)), self._each("sample_dim", sample_dim, len(given))

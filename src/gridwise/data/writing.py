@@ -22,7 +22,7 @@ from ..grid.arrange import arranged
 from ..local_path import local_path
 from ..nn.engine.agreement import agree_layout
 from ..nn.functional import repartition
-from ..partition import CartesianPartition
+from ..partition import CartesianPartition, PartitionLike, as_partition
 from .agreement import together
 from .order import consecutive
 from .sources import reading
@@ -38,18 +38,17 @@ class BlockWriter:
     ----------
     path : ending in .zarr, .npy, .h5 or .hdf5 (there the dataset is called "data")
     shape : of everything that will be written: ``(samples, *dims of a sample)``
-    P_x : where the blocks lie: ``(batch, *dims of a sample)``
+    P_x : where the blocks lie, a partition or the shape of a grid of all workers: ``(batch, *dims of a sample)``
     dtype : of the file
     chunks : of the file, for Zarr and HDF5; None: about one worker's block of one sample
     overwrite : whether a file of this name may be replaced
 
     Examples
     --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1])
-    >>> with gridwise.data.BlockWriter("result.npy", (4, 3), P_x) as writer:
+    >>> with gridwise.data.BlockWriter("result.npy", (4, 3), (1, 1)) as writer:
     ...     writer.write(torch.ones(2, 3), samples=[0, 2])
     ...     writer.write(torch.zeros(2, 3), samples=[3, 1])
-    >>> gridwise.data.BlockDataset("result.npy", P_x).read([0, 1])
+    >>> gridwise.data.BlockDataset("result.npy", (1, 1)).read([0, 1])
     tensor([[1., 1., 1.],
             [0., 0., 0.]])
     """
@@ -58,16 +57,17 @@ class BlockWriter:
         self,
         path: str | os.PathLike[str],
         shape: Sequence[int],
-        P_x: CartesianPartition,
+        P_x: PartitionLike,
         dtype: torch.dtype = torch.float32,
         chunks: Sequence[int] | None = None,
         overwrite: bool = False,
     ) -> None:
         self.path, self.shape = local_path(path, DataError), whole_numbers(shape, "shape")
-        self.P_x, self.dtype = P_x, dtype
+        P_x, self.dtype = as_partition(P_x, "BlockWriter"), dtype
         target_of(self.path)  # raises for an ending that is not known
         if not isinstance(P_x, CartesianPartition) or P_x.dim != len(self.shape):
             raise PartitionError(f"BlockWriter: an array of shape {self.shape} needs a partition with as many axes.")
+        self.P_x = P_x
         try:
             stored = torch.empty(0, dtype=dtype).numpy().dtype
         except TypeError:

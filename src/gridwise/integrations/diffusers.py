@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..errors import ArgumentError
-from ..partition import Partition
+from ..partition import PartitionLike
 from .exact import Function, exact
 from .libraries import library
 
@@ -67,7 +67,7 @@ class _OnDevice:
 def exact_tiling(
     pipe_or_vae: Any,
     memory: str | int | None = None,
-    P_x: Partition | None = None,
+    P_x: PartitionLike | None = None,
     *,
     tile: int | tuple[int, ...] | None = None,
     store: str | Path | None = None,
@@ -83,8 +83,9 @@ def exact_tiling(
     pipe_or_vae : a pipeline with a `vae`, or an autoencoder. It is changed, until `undo` of the result is called
     memory : what a call may use on the device of the autoencoder, as in `gridwise.tiled`; default: what is free, less a
         tenth
-    P_x : in place of `memory`: a partition with an axis for each dim of the latent. The autoencoder then runs on its
-        workers. All of them call with the whole tensor, and get the whole result
+    P_x : in place of `memory`: a partition, or the shape of a grid of all workers, with an axis for each dim of the
+        latent. The autoencoder then runs on its workers. All of them call with the whole tensor, and get the whole
+        result
     tile, store, progress : as in `gridwise.tiled`
 
     Examples

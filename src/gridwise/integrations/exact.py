@@ -12,14 +12,14 @@ from ..errors import PartitionError, UnsupportedError
 from ..models import distribute
 from ..models.recording.containers import flatten, unflatten
 from ..nn.functional import all_gather
-from ..partition import Partition, local_slice
+from ..partition import Partition, PartitionLike, as_partition, local_slice
 from ..tiles import tiled
 
 Function = Callable[..., Any]
 
 
 def exact(
-    model: torch.nn.Module | Function, memory: str | int | None, P_x: Partition | None, **options: Any
+    model: torch.nn.Module | Function, memory: str | int | None, P_x: PartitionLike | None, **options: Any
 ) -> Function:
     """The model by tiles within `memory`, with the `options` of `tiled`; or, given a partition, on its grid."""
     if P_x is None:
@@ -30,7 +30,7 @@ def exact(
             f"`P_x` puts the model on a grid of workers, and {', '.join(map(repr, given))} asks for tiles on one device.",
             fix="give one of the two.",
         )
-    return OnGrid(model, P_x)
+    return OnGrid(model, as_partition(P_x, "exact"))
 
 
 class OnGrid:

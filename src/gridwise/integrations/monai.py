@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..models.recording.containers import flatten, unflatten
-from ..partition import Partition
+from ..partition import PartitionLike
 from .exact import Function, exact
 from .libraries import library
 
@@ -32,8 +32,8 @@ class ExactInferer(Inferer):
     Parameters
     ----------
     memory : what a call may use on the device of the network, as in `gridwise.tiled`; default: what is free, less a tenth
-    P_x : in place of `memory`: a partition with an axis for each dim of the input. The network then runs on its
-        workers. All of them call with the whole input, and get the whole result
+    P_x : in place of `memory`: a partition, or the shape of a grid of all workers, with an axis for each dim of the
+        input. The network then runs on its workers. All of them call with the whole input, and get the whole result
     tile, store, progress : as in `gridwise.tiled`
 
     Examples
@@ -48,7 +48,7 @@ class ExactInferer(Inferer):
     def __init__(
         self,
         memory: str | int | None = None,
-        P_x: Partition | None = None,
+        P_x: PartitionLike | None = None,
         *,
         tile: int | tuple[int, ...] | None = None,
         store: str | Path | None = None,

@@ -14,7 +14,8 @@ from ..memory_sizes import number_of_bytes
 from ..nn.engine.module import Module
 from ..nn.parameters.blocks import BlockParameter
 from ..nn.parameters.replicas import synchronise_replicas
-from ..partition import Partition
+from ..partition import Partition, PartitionLike, as_partition
+from .auto_grid import auto_grid
 from .inputs import Inputs, as_tensors
 from .model import DistributedFunction, DistributedModel, become, runner_of
 from .parameters.cutting import cut_parameters
@@ -28,7 +29,7 @@ ParametersOption = Literal["whole", "cut"]
 
 def distribute(
     model: torch.nn.Module | Callable[..., Any],
-    P_x: Partition,
+    P_x: PartitionLike | Literal["auto"],
     *,
     example: object = None,
     methods: Sequence[str] | None = None,
@@ -50,7 +51,10 @@ def distribute(
     Parameters
     ----------
     model : an ordinary torch model, or a function of tensors
-    P_x : the partition of its inputs, that is, of all arguments without a default
+    P_x : the partition of its inputs, that is, of all arguments without a default: a grid of workers, with an axis for
+        each dim of the input. A shape, as ``(1, 1, 2, 2)``, is the grid of all workers of that shape: the dims from the
+        third on are cut into two parts each, and there are four workers. "auto" is the grid of all workers that
+        `gridwise.plan` ranks first for `example`; the `P_x` of the result is then that grid
     example : a global input, or its shape (with the dtype of the parameters); a tuple of them by position, or a dict by
         name. The model is then recorded at once
     methods : names of methods besides `forward` that run on the grid, each recorded separately; `P_of` of the result says
@@ -71,13 +75,11 @@ def distribute(
 
     Examples
     --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
-    >>> model = gridwise.distribute(torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(), torch.nn.Flatten()), P_x)
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(), torch.nn.Flatten())
+    >>> model = gridwise.distribute(model, (1, 1, 1, 1))  # on four workers (1, 1, 2, 2), say
     >>> model(torch.ones(2, 1, 8, 8)).shape
     torch.Size([2, 144])
     """
-    if not isinstance(P_x, Partition) or P_x.dim < 1:
-        raise PartitionError("distribute needs a partition with an axis for each dim of the model's input.")
     if gather not in ("report", "refuse"):
         raise PartitionError(f"distribute: `gather` (={gather!r}) must be 'report' or 'refuse'.")
     if parameters not in ("whole", "cut"):
@@ -85,6 +87,9 @@ def distribute(
     if checks not in ("raise", "skip"):
         raise PartitionError(f"distribute: `checks` (={checks!r}) must be 'raise' or 'skip'.")
     ahead = prefetch_bytes if prefetch_bytes == 0 else number_of_bytes(prefetch_bytes, "distribute", "prefetch_bytes")
+    P_x = auto_grid(model, example, parameters) if P_x == "auto" else as_partition(P_x, "distribute")
+    if P_x.dim < 1:
+        raise PartitionError("distribute needs a partition with an axis for each dim of the model's input.")
     options, cut = Options(gather, int(ahead), checks), parameters == "cut"
     if isinstance(model, torch.nn.Module):
         result = _of_model(model, P_x, tuple(methods or ()), options, cut, inputs)

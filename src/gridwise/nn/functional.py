@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..errors import PartitionError
 from ..grid import Grid, whole_numbers
-from ..partition import CartesianPartition, Partition, zero_volume_tensor
+from ..partition import CartesianPartition, Partition, PartitionLike, as_partition, zero_volume_tensor
 from .primitives.all_gather import AllGather
 from .primitives.all_sum_reduce import AllSumReduce
 from .primitives.base import Primitive
@@ -155,7 +155,7 @@ def halo_exchange(x: Tensor, P_x: Partition, halo_shape: Sequence[Sequence[int]]
     return _kept(HaloExchange, P_x, tuple(whole_numbers(pair, "halo_shape") for pair in halo_shape))(x)
 
 
-def scatter(x: Tensor | None, P_x: Partition, root: int = 0) -> Tensor:
+def scatter(x: Tensor | None, P_x: PartitionLike, root: int = 0) -> Tensor:
     """Cut the tensor of worker `root` of the world into blocks on `P_x`; the adjoint of `gather`.
 
     Workers other than `root` pass None. The root need not be part of `P_x`.
@@ -163,33 +163,33 @@ def scatter(x: Tensor | None, P_x: Partition, root: int = 0) -> Tensor:
     Parameters
     ----------
     x : the global tensor on worker `root`, None on the others
-    P_x : the partition that gets its blocks
+    P_x : the partition that gets its blocks, or the shape of a grid of all workers
     root : a worker of the world, in `P_x` or not
 
     Examples
     --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1])
-    >>> gridwise.scatter(torch.ones(1, 2), P_x)
+    >>> gridwise.scatter(torch.ones(1, 2), (1, 1))
     tensor([[1., 1.]])
     """
+    P_x = as_partition(P_x, "scatter")
     return _kept(Repartition, _alone(P_x, root), P_x, False)(zero_volume_tensor() if x is None else x)
 
 
-def gather(x: Tensor, P_x: Partition, root: int = 0) -> Tensor:
+def gather(x: Tensor, P_x: PartitionLike, root: int = 0) -> Tensor:
     """Assemble the blocks on `P_x` on worker `root` of the world; the others of `P_x` get a zero-volume tensor.
 
     Parameters
     ----------
     x : this worker's block
-    P_x : the partition that holds the blocks
+    P_x : the partition that holds the blocks, or the shape of a grid of all workers
     root : the worker of the world that gets the global tensor
 
     Examples
     --------
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1])
-    >>> gridwise.gather(torch.ones(1, 2), P_x)
+    >>> gridwise.gather(torch.ones(1, 2), (1, 1))
     tensor([[1., 1.]])
     """
+    P_x = as_partition(P_x, "gather")
     return _kept(Repartition, P_x, _alone(P_x, root), False)(x)
 
 

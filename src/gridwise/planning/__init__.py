@@ -11,6 +11,7 @@ A plan
 Its time
     calibrate       measures those numbers on this machine
     times           compute, communication and waiting of each layer
+    auto_grid       what `distribute(model, "auto", ...)` asks
     search          ranks grids by time (`checkpointed`: what recomputation would save)
 What happened
     tracing/        what a real run sends, waits for and computes, for ui.perfetto.dev and next to the plan
@@ -20,6 +21,7 @@ What happened
 from ..costs.machine import Machine as Machine
 from ..costs.machine import read_machine as read_machine
 from ..tables import readable as readable
+from .auto_grid import register as _register
 from .plan import count as count
 from .plan import plan as plan
 from .report import Plan as Plan
@@ -27,3 +29,5 @@ from .search import Ranking as Ranking
 from .tracing.trace import trace as trace
 from .tracing.traced import Traced as Traced
 from .tracing.traced import read_trace as read_trace
+
+_register()

@@ -22,11 +22,10 @@ def need_partition(layer: str, name: str, given: object, axes: int | None = None
     if isinstance(given, Partition) and not in_a_row:
         return
     has = f"workers {given.ranks} in a row" if isinstance(given, Partition) else repr(given)
-    shape = "shape" if axes is None else f"[{', '.join('1' * axes)}]"
+    shape = "*shape" if axes is None else ", ".join("1" * axes)
     raise PartitionError(
         f"{layer}: `{name}` (={has}) must be a partition on a grid{'' if axes is None else f' of {axes} axes'}.",
-        fix=f"{name} = gridwise.world().create_cartesian_topology_partition({shape}), with an extent above 1 for each "
-        "dim that is cut.",
+        fix=f"{name} = gridwise.world().grid({shape}), with an extent above 1 for each dim that is cut.",
     )
 
 
@@ -51,7 +50,7 @@ def need_first_partition(layer: type, args: Sequence[Any], kwargs: Mapping[str, 
     has = f" (={given!r})" if args or "P_x" in kwargs else ", which is missing,"
     raise PartitionError(
         f"{layer.__name__}: `P_x`{has} must be a partition: it comes before torch's own arguments.",
-        fix="P_x = gridwise.world().create_cartesian_topology_partition([...]), with one extent for each dim of the input, "
+        fix="P_x = gridwise.world().grid(1, 1, 2, 2), say, with one extent for each dim of the input, "
         f"and then {layer.__name__}(P_x, ...).",
     )
 

@@ -1,6 +1,6 @@
 """A TAGI network on a batch x space grid: each worker holds a block of the images.
 
-    P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 2, 2])
+    P_x = gridwise.world().grid(1, 1, 2, 2)
     net = gridwise.tagi.on_grid(nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), ..., nn.Linear(512, 11)), P_x)
     mu, var = net(x[gridwise.local_slice(P_x, x.shape)])              this worker's block of the images
     mine = gridwise.local_slice(net.P_y, y.shape)                     this worker's block of the output
@@ -22,7 +22,7 @@ import torch
 from ...comm.agreement import largest
 from ...errors import PartitionError
 from ...nn.engine.agreement import agree_layout
-from ...partition import CartesianPartition, Partition, zero_volume_tensor
+from ...partition import CartesianPartition, Partition, PartitionLike, as_partition, zero_volume_tensor
 from ..inference.finite_values import as_inputs, as_variances
 from ..nn.data_struct import Values, describe
 from ..nn.gaussian import Gaussian, Innovation
@@ -54,7 +54,7 @@ class GridSequential(NetworkOnWorkers):
     Examples
     --------
     >>> from gridwise.tagi import nn
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
+    >>> P_x = gridwise.world().grid(1, 1, 1, 1)
     >>> model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1, in_width=8, in_height=8))
     >>> net = gridwise.tagi.on_grid(model, P_x)
     >>> mu, var = net(torch.ones(2, 1, 8, 8))
@@ -67,11 +67,11 @@ class GridSequential(NetworkOnWorkers):
             has = P_x.shape if isinstance(P_x, Partition) else repr(P_x)
             raise PartitionError(
                 f"on_grid: `P_x` (={has}) must be a Cartesian partition with the axes (batch, 1, height, width).\n"
-                "  fix: create_cartesian_topology_partition([1, 1, 2, 2]), say; channels are not cut."
+                "  fix: grid(1, 1, 2, 2), say; channels are not cut."
             )
         self.model, self.P_x, self.P_y = model, P_x, P_x
         if not all(map(works_on_blocks, model.layers)):
-            self.P_y = P_x.create_cartesian_topology_partition([P_x.size, 1])
+            self.P_y = P_x.grid(P_x.size, 1)
         self._structure: tuple[torch.Size, torch.dtype, bool] | None = None
         self._plan: GridPlan | None = None
         self._has_variance = False
@@ -168,7 +168,7 @@ class GridSequential(NetworkOnWorkers):
                 layer.halo = None
 
 
-def on_grid(net: Sequential, P_x: Partition) -> GridSequential:
+def on_grid(net: Sequential, P_x: PartitionLike) -> GridSequential:
     """`net` on the grid `P_x`: each worker holds a block of the images, and all train one network.
 
     Parameters
@@ -176,8 +176,8 @@ def on_grid(net: Sequential, P_x: Partition) -> GridSequential:
     net
         The network, built identically on all workers; its parameters become those of the grid's first worker.
     P_x
-        A Cartesian partition with the axes (batch, 1, height, width). Workers outside it may make the same calls, with
-        `gridwise.zero_volume_tensor()`, and do nothing.
+        A Cartesian partition, or the shape of a grid of all workers, with the axes (batch, 1, height, width). Workers
+        outside it may make the same calls, with `gridwise.zero_volume_tensor()`, and do nothing.
 
     Notes
     -----
@@ -190,9 +190,8 @@ def on_grid(net: Sequential, P_x: Partition) -> GridSequential:
     Examples
     --------
     >>> from gridwise.tagi import nn
-    >>> P_x = gridwise.world().create_cartesian_topology_partition([1, 1, 1, 1])
-    >>> net = gridwise.tagi.on_grid(nn.Sequential(nn.Conv2d(1, 2, 3)), P_x)
+    >>> net = gridwise.tagi.on_grid(nn.Sequential(nn.Conv2d(1, 2, 3)), (1, 1, 1, 1))
     >>> net(torch.ones(4, 1, 8, 8))[0].shape
     torch.Size([4, 2, 6, 6])
     """
-    return GridSequential(net, P_x)
+    return GridSequential(net, as_partition(P_x, "on_grid"))

@@ -65,9 +65,7 @@ def names_of(page: Page) -> list[str]:
 def things_of(page: Page) -> dict[str, object]:
     """The functions and classes of its package that a page is about."""
     package = importlib.import_module(page.package)
-    return {
-        name: thing for name, thing in vars(package).items() if _belongs(package, name, thing) and page.takes(name)
-    }
+    return {name: thing for name, thing in vars(package).items() if _belongs(package, name, thing) and page.takes(name)}
 
 
 def _belongs(package: ModuleType, name: str, thing: object) -> bool:

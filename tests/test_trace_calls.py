@@ -13,8 +13,8 @@ TOOL = Path(__file__).parents[1] / "tools" / "trace_calls.py"
 MOST = {
     "convolution, forward": 16,
     "convolution, backward": 13,
-    "parameter, save": 28,
-    "parameter, load": 31,
+    "parameter, save": 29,
+    "parameter, load": 33,
     "innovation, a step": 31,
     "model, forward": 31,
     "model, backward": 14,

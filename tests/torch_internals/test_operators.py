@@ -9,6 +9,7 @@ from gridwise.torch_internals.operators import (
     OpOverload,
     OpOverloadPacket,
     assert_async,
+    asserted,
     composite_operators,
     is_cast_by_autocast,
     is_flash_attention,
@@ -80,7 +81,10 @@ def test_the_kernel_of_an_attention_is_known() -> None:
     assert not is_flash_attention(q.double(), q.double(), q[..., :5].double(), True)
 
 
-def test_an_assertion_on_the_device() -> None:
+def test_assertions_at_once_and_on_the_device() -> None:
+    asserted(torch.tensor(True), "")
+    with pytest.raises(AssertionError, match="no"):
+        asserted(torch.tensor(False), "no")
     assert_async(torch.tensor(True))
     with pytest.raises(RuntimeError):
         assert_async(torch.tensor(False))

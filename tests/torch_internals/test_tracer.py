@@ -24,6 +24,7 @@ from gridwise.torch_internals.tracer import (
     lstm_states_fixed,
     make_fx,
     node_of,
+    noted_call,
 )
 
 
@@ -56,6 +57,21 @@ def test_every_node_passes_through_create_node_of_the_tracer() -> None:
 
     make_fx(function, pre_dispatch=True)(torch.ones(2))
     assert made == [torch.ops.aten.sin.default, torch.ops.aten.cos.default]
+
+
+def test_a_call_of_a_function_becomes_a_node_with_its_result() -> None:
+    def doubled(parts: tuple[Tensor], by: int) -> list[Tensor]:
+        return [part * by for part in parts]
+
+    def function(x: Tensor) -> Tensor:
+        result = [torch.empty(2)]
+        noted_call(doubled, ([x], 3), result)
+        return result[0] + 1
+
+    graph = make_fx(function, pre_dispatch=True)(torch.ones(2))
+    node = next(node for node in graph.graph.nodes if node.target is doubled)
+    assert node.args == ([next(iter(graph.graph.nodes))], 3)
+    assert graph(torch.tensor([1.0, 2.0])).tolist() == [4.0, 7.0]
 
 
 def test_fakes_have_no_numbers_and_say_so() -> None:

@@ -17,6 +17,8 @@ kernels_of_nn: Any = torch._C._nn
 """Functions of `torch.nn.functional` without Python around them, and with arguments in the order of the operator."""
 safe_softmax: Any = torch._safe_softmax
 """The softmax over a dim, with zeros where all scores are minus infinity."""
+asserted: Any = torch._assert
+"""The assertion of models that torch traces: of a Python truth, or of a tensor of one element."""
 assert_async: Any = torch._assert_async
 """An operator that ends the program on the device if a tensor is false; the host does not wait for it."""
 

@@ -250,11 +250,11 @@ def test_partitions_in_the_order_of_distdl_are_refused_with_the_right_call():
 def test_what_is_no_grid_is_refused_with_the_way_to_one(given):
     P_x = [1, 1, 2, 1] if given == "a list" else gridwise.world()
     text = raised_everywhere(PartitionError, nn.DistributedConv2d, P_x, 1, 1, 3)
-    assert "fix: P_x = gridwise.world().create_cartesian_topology_partition([" in text
+    assert "fix: P_x = gridwise.world().grid(" in text
     if given == "a list":
         for layer, *arguments in ((nn.DistributedLinear, 2, 2), (nn.HaloExchange, [(0, 0)]), (nn.Repartition, P_x)):
             text = raised_everywhere(PartitionError, layer, P_x, *arguments)
-            assert "create_cartesian_topology_partition" in text
+            assert "gridwise.world().grid(" in text
 
 
 @workers(2)

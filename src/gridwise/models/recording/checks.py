@@ -19,12 +19,12 @@ from torch import Tensor
 from torch.fx import Node
 
 from ...errors import UnsupportedError
-from ...torch_internals.operators import OpOverload, assert_async, name_of
+from ...torch_internals.operators import OpOverload, assert_async, asserted, name_of
 from ...torch_internals.tracer import NEEDS_NUMBERS, TracedTensor, node_of, untraced
 from .branches import value_that_goes_on
 from .lines import calls_model
 
-ASKS = (Tensor.__bool__, Tensor.is_nonzero, torch.is_nonzero, torch._assert)
+ASKS = (Tensor.__bool__, Tensor.is_nonzero, torch.is_nonzero, asserted)
 COMPARES = (Tensor.equal, torch.equal, Tensor.allclose, torch.allclose)
 ANSWERED = ASKS + COMPARES
 QUOTES = (Tensor.__repr__, Tensor.__format__, Tensor.item)
@@ -82,7 +82,7 @@ class Checks:
             with untraced():
                 return function(*args, **given)
         except NEEDS_NUMBERS:
-            asserts = function is torch._assert
+            asserts = function is asserted
             goes_on = asserts or value_that_goes_on(frame, function is not Tensor.__bool__)
             if goes_on is None:
                 raise

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import runpy
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -87,7 +89,7 @@ def test_threads_are_shared_out_unless_set(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_doctor_finds_two_working_transports() -> None:
-    done = CliRunner().invoke(app, ["doctor"])
+    done = CliRunner().invoke(app, ["doctor", "--seconds", "200"])
     assert done.exit_code == 0
     assert "FAILED" not in done.output
     assert re.search(
@@ -142,6 +144,16 @@ def test_doctor_is_calm_without_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told["2 workers over mpi"] == "not possible: mpi4py is not installed"
 
 
+def test_doctor_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    forever = threading.Event()
+    probes = [("sky", lambda: str(forever.wait())), ("sea", lambda: "blue")]
+    monkeypatch.setattr(sys.modules["gridwise.cli.doctor"], "probes", lambda: iter(probes))
+    done = CliRunner().invoke(app, ["doctor", "--seconds", "1"])
+    forever.set()
+    assert re.search(r"^sky +left out, it takes longer: gridwise doctor --seconds", done.output, re.MULTILINE)
+    assert re.search(r"^sea +blue", done.output, re.MULTILINE)
+
+
 @pytest.mark.parametrize("terminal", [False, True])
 def test_doctor_turns_a_failing_probe_into_a_line(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> str:
@@ -157,6 +169,13 @@ def test_doctor_turns_a_failing_probe_into_a_line(terminal: bool, monkeypatch: p
     assert "FAILED: OSError: no such luck [/mnt] fix: try again" in done.output
     assert "blue" in done.output
     assert doctor is module.doctor
+
+
+def test_python_m_gridwise_is_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["gridwise", "--version"])
+    with pytest.raises(SystemExit):
+        runpy.run_module("gridwise", run_name="__main__")
+    assert capsys.readouterr().out == f"gridwise {gridwise.__version__}\n"
 
 
 def test_the_version_is_printed() -> None:

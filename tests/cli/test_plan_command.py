@@ -74,11 +74,17 @@ def test_a_search(invoked):
     assert "No grid fits" in done.output
 
 
+def test_the_least_number_of_workers_with_enough_memory(invoked):
+    done = invoked("planned_models:small", "--input", "2x3x32x32", "--memory", "200KiB")
+    assert done.exit_code == 0, done.output
+    assert "workers are the least" in done.output
+
+
 @pytest.mark.parametrize(
     ("asked", "problem"),
     [
-        (["planned_models:small", "--input", "1x3x32x32"], "either `--grid`, or `-n`"),
-        (["planned_models:small", "--input", "1x3x32x32", "-n", "4"], "add --search"),
+        (["planned_models:small", "--input", "1x3x32x32"], "--memory 40GiB finds the least number"),
+        (["planned_models:small", "--input", "1x3", "--grid", "1x1", "-n", "4"], "leave out --grid"),
         (["planned_models:small", "--input", "1x3", "--grid", "1x1", "--search"], "leave out --grid"),
         (["planned_models:small", "--input", "1xx3", "--grid", "1x1"], "is no shape"),
         (["planned_models:absent", "--input", "1x3", "--grid", "1x1"], "cannot be found"),

@@ -52,9 +52,8 @@ def searched(seconds, memory, limit):
     def planned(task, grid, workers):
         whole = workers is None
         time = StepTime(machine, (LayerRow("a", "forward", seconds(grid[0], whole)),))
-        return SimpleNamespace(
-            grid=grid, time=time, workers=[SimpleNamespace(memory=memory(grid[0], whole))], whole=whole
-        )
+        worker = SimpleNamespace(memory=memory(grid[0], whole), sent=0, messages=0)
+        return SimpleNamespace(grid=grid, time=time, workers=[worker], whole=whole)
 
     return search(PlannedStep(torch.nn.Tanh(), (64, 64), machine), 16, limit, planned)
 
@@ -100,3 +99,31 @@ def test_more_workers_than_places_is_an_error():
 def test_memory_is_for_a_search():
     with pytest.raises(PartitionError, match="`memory` is for a search"):
         gridwise.plan(torch.nn.ReLU(), (1, 2), (4, 4), memory="1GiB")
+
+
+def test_the_least_number_of_workers_is_found():
+    model, shape = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.Tanh()), (1, 3, 96, 96)
+    options = {"machine": "epyc-7763-node"}
+
+    def least(count):
+        rows = gridwise.plan(model, workers=count, input_shape=shape, **options).rows
+        return min(row.memory for row in rows if row.plan is not None)
+
+    limit = least(3)
+    assert least(2) > limit
+    found = gridwise.plan(model, input_shape=shape, memory=limit, **options)
+    assert (found.workers, found.rows[0].fits) == (3, True)
+    assert found.advice[0] == "3 workers are the least that were found to have enough memory."
+    assert gridwise.plan(model, input_shape=shape, memory="1GiB", **options).workers == 1
+    hopeless = gridwise.plan(model, input_shape=(1, 3, 2, 2), memory=100, **options)
+    assert hopeless.advice[0].startswith("No grid fits")
+
+
+def test_a_ranking_says_why_one_grid_beats_another():
+    model = torch.nn.Sequential(*(torch.nn.Conv3d(1, 1, 3, padding=1) for _ in range(3)))
+    ranking = gridwise.plan(model, workers=8, input_shape=(1, 1, 32, 32, 32), machine="nvidia-a100")
+    text = " ".join(ranking.advice)
+    frugal = min(ranking.rows, key=lambda row: row.sent)
+    assert frugal is not ranking.rows[0]
+    assert "sends least, but" in text
+    assert f"in {ranking.rows[0].messages})" in text

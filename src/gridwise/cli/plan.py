@@ -1,4 +1,4 @@
-"""`gridwise plan module:factory -n 64 --input 1x1x512x512x512 [--search]`: a plan, or a ranking of grids.
+"""`gridwise plan module:factory --input 1x1x512x512x512 --memory 40GiB`: a plan, or a ranking of grids.
 
 No worker is started. The factory is a function or class that makes the model without arguments. It is called under
 `gridwise.deferred_init`, so its tensors have no data and the model may be larger than this machine.
@@ -34,10 +34,13 @@ def plan(
     factory: Annotated[str, typer.Argument(help="module:function that makes the model, without arguments.")],
     input: Annotated[str, typer.Option("--input", help="The shape of the global input, as in 1x1x512x512x512.")],
     workers: Annotated[
-        int | None, typer.Option("-n", "--workers", min=1, help="How many workers to find a grid for.")
+        int | None,
+        typer.Option("-n", "--workers", min=1, help="How many workers to find a grid for; default: as few as fit."),
     ] = None,
     grid: Annotated[str | None, typer.Option(help="The grid to plan, as in 1x1x4x4x4.")] = None,
-    search: Annotated[bool, typer.Option("--search", help="Try the grids of -n workers.")] = False,
+    search: Annotated[
+        bool, typer.Option("--search", help="Try all grids: the default without --grid.", hidden=True)
+    ] = False,
     memory: Annotated[str | None, typer.Option(help="What each worker has, as in 40GiB.")] = None,
     machine: Annotated[str | None, typer.Option(help="A machine's name, or its TOML file.")] = None,
     optimizer: Annotated[str, typer.Option(help=f"Whose states take memory: {', '.join(OPTIMIZERS)}.")] = "none",
@@ -48,22 +51,20 @@ def plan(
         with importing_from_here():
             if optimizer not in OPTIMIZERS:
                 raise PartitionError(f"`--optimizer` (={optimizer!r}) is none of {', '.join(OPTIMIZERS)}.")
-            if (grid is None) == (workers is None):
-                raise PartitionError("either `--grid`, or `-n` with `--search`, says how many workers there are.")
-            if grid is None and not search:
+            if grid is None and workers is None and memory is None:
                 raise PartitionError(
-                    "`-n` says how many workers, not on which grid.", fix="add --search, or give --grid."
+                    "nothing says how many workers there are.",
+                    fix="-n 64 ranks the grids of 64, --memory 40GiB finds the least number, --grid 1x1x4x4x4 plans one grid.",
                 )
-            if grid is not None and search:
+            if grid is not None and (workers is not None or memory is not None or search):
                 raise PartitionError(
-                    "`--search` finds a grid, and `--grid` gives one.", fix="leave out --grid, or --search."
+                    "`--grid` plans one grid; `-n`, `--memory` and `--search` look for one.",
+                    fix="leave out --grid, or the others.",
                 )
-            if grid is not None and memory is not None:
-                raise PartitionError("`--memory` is for --search.")
             shape, states = shape_of("--input", input), OPTIMIZERS[optimizer]
             extents, model = shape_of("--grid", grid or "1"), model_of(factory, deferred_init)
             found: Plan | Ranking
-            if workers is None:
+            if grid is not None:
                 found = make_plan(model, extents, shape, optimizer=states, machine=machine)
             else:
                 found = make_plan(

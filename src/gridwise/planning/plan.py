@@ -6,7 +6,7 @@
     in the ledger        what each of them would send, to whom, for which layer
 
 The first step of a model is counted. It moves what every later one moves; its agreement, which later steps skip, is kept
-apart. Given a number of workers instead of a grid, `search` tries the possible grids.
+apart. Given a number of workers, or what memory each has, instead of a grid, `search` tries the possible grids.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .layer_names import layer_of
 from .one_step import Loss, Optimizer, PlannedStep, StepRecord, meta_copy, step
 from .report import LayerTraffic, Plan, busiest
 from .roles import Roles, find_roles
-from .search import Ranking, search
+from .search import Ranking, least_workers, search
 from .times import step_time
 
 Result = TypeVar("Result")
@@ -59,7 +59,7 @@ def plan(
     grid: None = ...,
     input_shape: Sequence[int] = ...,
     *,
-    workers: int,
+    workers: int | None = ...,
     memory: str | int | None = ...,
     loss: Loss | None = ...,
     dtype: torch.dtype = ...,
@@ -92,7 +92,7 @@ def plan(
     grid : the shape of the grid of workers, one axis for each dim of the input; if left out, grids are searched
     input_shape : of the global input
     workers : with a grid, the ranks of the workers to run, by default one of each role; without a grid, the number of
-        workers
+        workers, by default the least that have enough memory
     memory : without a grid, the memory of each worker, in bytes or as in "40GiB"; by default that of the machine
     loss : ``loss(P_y, y)`` computes the loss from the output `y` on `P_y`; by default backward starts from the output
     dtype : of the input
@@ -123,8 +123,10 @@ def plan(
         raise PartitionError(f"plan: `dtype` (={dtype!r}) is no torch.dtype.")
     known = find_machine(machine)
     task = PlannedStep(meta_copy(model), shape, known, dtype, loss, optimizer, parameters)
-    if grid is None and isinstance(workers, int):
+    if grid is None and (isinstance(workers, int) or (workers is None and memory is not None)):
         limit = known.memory if memory is None else number_of_bytes(memory)
+        if workers is None:
+            return least_workers(task, limit, plan_grid)
         return search(task, _numbers("workers", [workers], 1)[0], limit, plan_grid)
     extents = _numbers("grid", grid, 1)
     if len(extents) != len(shape):

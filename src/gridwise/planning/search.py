@@ -5,10 +5,12 @@
     3. plan the best in full, and rank again, until the first is one of these
 
 If nothing fits, possible remedies are tried, not guessed: recomputing layers in backward, half precision, more workers.
+Without a number of workers, `least_workers` finds the least that have enough memory, and searches their grids.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +19,7 @@ import torch
 
 from ..costs.machine import Machine
 from ..errors import GridwiseError, PartitionError
+from ..progress import ProgressBar
 from ..tables import PrintsAsTables, readable, seconds_text, spelt
 from .checkpointed import checkpointed
 from .one_step import PlannedStep, meta_copy
@@ -27,6 +30,8 @@ TRIED, FINALISTS = 64, 3
 """How many grids are tried, those with the shortest seams first; and how many are planned in full at a time."""
 CLOSE = 0.02
 """Estimates that differ by a smaller fraction count as equal."""
+MOST_WORKERS = 2**16
+"""Where the search for the least number of workers gives up."""
 PlanGrid = Callable[[PlannedStep, tuple[int, ...], Sequence[int] | None], Plan]
 
 
@@ -47,6 +52,15 @@ class Candidate:
     @property
     def memory(self) -> int:
         return max(worker.memory for worker in self.plan.workers) if self.plan else 0
+
+    @property
+    def sent(self) -> int:
+        """Bytes that the worker sends that sends most."""
+        return max(worker.sent for worker in self.plan.workers) if self.plan else 0
+
+    @property
+    def messages(self) -> int:
+        return max(worker.messages for worker in self.plan.workers) if self.plan else 0
 
 
 @dataclass(frozen=True)
@@ -95,12 +109,10 @@ class Ranking(PrintsAsTables):
             if row.plan is None:
                 lines.append([name, *[""] * 7, row.problem])
                 continue
-            time, workers = row.plan.time, row.plan.workers
+            time = row.plan.time
             seconds = [seconds_text(s) for s in (time.seconds, time.compute, time.communication, time.waiting)]
-            sent, messages = max(w.sent for w in workers), max(w.messages for w in workers)
-            lines.append(
-                [name, *seconds, readable(row.memory), readable(sent), str(messages), "yes" if row.fits else "no"]
-            )
+            fits = "yes" if row.fits else "no"
+            lines.append([name, *seconds, readable(row.memory), readable(row.sent), str(row.messages), fits])
         asked = f"{self.workers} workers of {readable(self.limit)} each"
         return [(lines, f"{self.model} on {asked}, input {spelt(self.input_shape)}, on {self.machine.name}")]
 
@@ -113,16 +125,62 @@ class Ranking(PrintsAsTables):
         return words
 
 
+def least_workers(task: PlannedStep, limit: int, plan_grid: PlanGrid) -> Ranking:
+    """Rank the grids of the least number of workers that have enough memory with `limit` bytes each.
+
+    The number is doubled until one fits, and then halved into: of each, the grids with the shortest seams are tried.
+    """
+    bar = ProgressBar("trying numbers of workers", None, patience=1.0, stays=False)
+
+    def fits(workers: int) -> bool:
+        bar.report(workers)
+        grids = _promising(workers, task.shape)[:FINALISTS]
+        return any(_tried(task, grid, limit, plan_grid, whole=False).fits for grid in grids)
+
+    below, enough = 0, 1  # `below` does not fit
+    while not fits(enough):
+        below, enough = enough, 2 * enough
+        if enough > min(MOST_WORKERS, math.prod(task.shape)):
+            bar.close()
+            return search(task, below, limit, plan_grid)  # says what would fit
+    while enough - below > 1:
+        middle = (below + enough) // 2
+        below, enough = (below, middle) if fits(middle) else (middle, enough)
+    bar.close()
+    found = search(task, enough, limit, plan_grid)
+    while not found.rows[0].fits and enough < MOST_WORKERS:  # some worker needs more than those that were tried
+        enough += 1
+        if _promising(enough, task.shape):
+            found = search(task, enough, limit, plan_grid)
+    return replace(
+        found, advice=(f"{enough} workers are the least that were found to have enough memory.", *found.advice)
+    )
+
+
+def _tried(task: PlannedStep, grid: tuple[int, ...], limit: int, plan_grid: PlanGrid, whole: bool) -> Candidate:
+    try:
+        found = plan_grid(task, grid, None if whole else _corners(grid))
+    except GridwiseError as error:
+        return Candidate(grid, None, False, str(error).splitlines()[0])
+    return Candidate(grid, found, max(worker.memory for worker in found.workers) <= limit)
+
+
 def search(task: PlannedStep, workers: int, limit: int, plan_grid: PlanGrid) -> Ranking:
     """Rank the grids of `workers` workers with `limit` bytes of memory each."""
+    bar = ProgressBar(f"trying grids of {workers} workers", None, patience=1.0, stays=False)
+    count = itertools.count(1)
 
     def tried(task: PlannedStep, grid: tuple[int, ...], whole: bool = False) -> Candidate:
-        try:
-            found = plan_grid(task, grid, None if whole else _corners(grid))
-        except GridwiseError as error:
-            return Candidate(grid, None, False, str(error).splitlines()[0])
-        return Candidate(grid, found, max(worker.memory for worker in found.workers) <= limit)
+        bar.report(next(count), spelt(grid))
+        return _tried(task, grid, limit, plan_grid, whole)
 
+    try:
+        return _ranked(task, workers, limit, tried)
+    finally:
+        bar.close()
+
+
+def _ranked(task: PlannedStep, workers: int, limit: int, tried: Callable[..., Candidate]) -> Ranking:
     grids = _promising(workers, task.shape)
     if not grids:
         raise PartitionError(
@@ -182,7 +240,7 @@ def _order(row: Candidate) -> tuple[bool, bool, float, int]:
 
 
 def _why(rows: Sequence[Candidate]) -> list[str]:
-    """Compare the best with the next."""
+    """Compare the best with the next, and with the grid that sends least."""
     best, *others = (row for row in rows if row.plan is not None)
     assert best.plan is not None
     name, time = spelt(best.grid), best.plan.time
@@ -191,15 +249,31 @@ def _why(rows: Sequence[Candidate]) -> list[str]:
     if not others:
         return [f"{name} is the only grid that can be run.", part]
     after = others[0]
-    assert after.plan is not None
     if not after.fits:
         return [f"{name} is best: of the others, {spelt(after.grid)} needs least, {readable(after.memory)}.", part]
-    more = {part: getattr(after.plan.time, part) - getattr(time, part) for part in ("compute", "communication")}
     if after.seconds - best.seconds < CLOSE * best.seconds:
-        return [f"{name} is best, and {spelt(after.grid)} as good, as far as an estimate can tell.", part]
+        words = [f"{name} is best, and {spelt(after.grid)} as good, as far as an estimate can tell."]
+    else:
+        words = [f"{name} is best: {spelt(after.grid)}, the next, {_lost(best, after)}."]
+    frugal = min((row for row in others if row.fits), key=lambda row: row.sent)
+    if frugal is not after and frugal.sent < best.sent:
+        words.append(f"{spelt(frugal.grid)} sends least, but {_lost(best, frugal)}.")
+    return [*words, part]
+
+
+def _lost(best: Candidate, other: Candidate) -> str:
+    """Where a grid loses time against the best one."""
+    assert best.plan is not None
+    assert other.plan is not None
+    more = {
+        part: getattr(other.plan.time, part) - getattr(best.plan.time, part)
+        for part in ("compute", "communication", "waiting")
+    }
     where = max(more, key=lambda part: more[part])
-    lost = f"{seconds_text(after.seconds - best.seconds)} longer, {seconds_text(more[where])} of {where}"
-    return [f"{name} is best: {spelt(after.grid)}, the next, takes {lost}.", part]
+    return (
+        f"takes {seconds_text(other.seconds - best.seconds)} longer, most of it {where} (its busiest worker sends "
+        f"{readable(other.sent)} in {other.messages} messages, that of the best {readable(best.sent)} in {best.messages})"
+    )
 
 
 def _what_would_fit(

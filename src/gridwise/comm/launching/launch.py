@@ -37,7 +37,7 @@ def launch(
     >>> launch(lambda: gridwise.world().rank, workers=3)  # doctest: +SKIP
     [0, 1, 2]
 
-    Each call starts new processes, which import torch; that takes seconds. For many calls, keep a `Pool`.
+    Each call starts new processes, which import torch; that takes seconds: let one call do much.
     """
     with Pool(workers, transport) as pool:
         return pool.run(fn, *args, timeout=timeout, **kwargs)

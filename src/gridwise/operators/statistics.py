@@ -156,7 +156,15 @@ class _Normalised(torch.autograd.Function):
         dy, x = laid_out_alike(dy, x)
         wanted = [ctx.needs_input_grad[0], True, True]
         dx, aligned, plain = torch.ops.aten.native_batch_norm_backward.default(
-            dy, x, weight, mean, var, None, None, False, ctx.eps, wanted
+            dy,
+            x,
+            weight,
+            mean,
+            var,
+            *[mean.new_empty(0)] * 2,
+            False,
+            ctx.eps,
+            wanted,  # CUDA's kernel asks for both
         )
         r = (var + ctx.eps).rsqrt()
         slope = r if weight is None else weight * r

@@ -38,6 +38,10 @@ class StoredArray(ABC):
     def read(self, box: Box, device: torch.device) -> Tensor:
         """The box on a device; perhaps a view of what is stored, so it must not be changed."""
 
+    def fetch(self, box: Box, device: torch.device) -> Tensor:
+        """The same, perhaps still on its way: not to be used before `Store.arrived`."""
+        return self.read(box, device)
+
     @abstractmethod
     def write(self, box: Box, x: Tensor) -> None:
         """Replace a box."""
@@ -59,10 +63,10 @@ class InMemory(StoredArray):
 
     def read(self, box: Box, device: torch.device) -> Tensor:
         part = self._at(box)
-        return part if part.device == device else part.to(device, non_blocking=True)
+        return part.to(device)
 
     def write(self, box: Box, x: Tensor) -> None:
-        self._at(box).copy_(x, non_blocking=x.is_cuda)
+        self._at(box).copy_(x)
 
     def add(self, box: Box, x: Tensor) -> None:
         part = self._at(box)
@@ -181,14 +185,6 @@ def runs_of(shape: Shape, box: Box) -> tuple[int, int]:
         lead -= 1
         length *= box.shape[lead]
     return lead, length
-
-
-def made(shape: Shape, dtype: torch.dtype, folder: Path | None, pinned: bool, zeros: bool = False) -> StoredArray:
-    """A new array: in a file if there is a folder, else in memory."""
-    if folder is not None and 0 not in shape:
-        return InFile(shape, dtype, folder)
-    make = torch.zeros if zeros else torch.empty
-    return InMemory(make(shape, dtype=dtype, device="cpu", pin_memory=pinned and 0 not in shape))
 
 
 class FromSource(StoredArray):

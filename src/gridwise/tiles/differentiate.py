@@ -18,7 +18,7 @@ from ..operators.on_boxes import Collecting, Local
 from .arrays import InMemory, StoredArray
 from .autograd_functions import OwnBackward
 from .cone import Stage, Tile, TileStep, boxes_of
-from .execute import Execution, named, part_of, several
+from .execute import Execution, in_memory, named, part_of, several
 from .graph import GlobalValue, Operation
 
 
@@ -68,7 +68,8 @@ class DifferentiableExecution(Execution):
         if known is None:
             if value.source is not None:
                 where = self._tensor_of(value)
-                known = InMemory(torch.zeros(value.shape, dtype=value.spec.dtype, device=where))
+                zeros = torch.zeros(value.shape, dtype=value.spec.dtype, device=where)
+                known = in_memory(zeros, self.store.device)
             else:
                 known = self.store.new(value, zeros=True)
             self.cotangents[value] = known

@@ -6,7 +6,7 @@ read boxes ──► compute ──► write a box, add to what is collected
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 from ..errors import GridwiseError
+from ..grid import Shape
 from ..operators.on_boxes import Collecting
 from ..operators.random.random_stream import RandomStream
-from .arrays import InMemory, StoredArray, made
+from .arrays import InFile, InMemory, StoredArray
 from .cone import Argument, Stage, Tile
+from .device_copies import OnHost, lanes_of
 from .graph import GlobalValue, Operation
 from .heap import without_gaps
 from .schedule import Schedule
@@ -45,7 +47,33 @@ class Store:
         if small and self.device.type != "cpu":
             return InMemory(torch.zeros(value.shape, dtype=value.spec.dtype, device=self.device))
         folder = None if small else self.folder
-        return made(value.shape, value.spec.dtype, folder, self.device.type == "cuda", zeros)
+        return made(value.shape, value.spec.dtype, folder, self.device, zeros)
+
+    def arrived(self) -> None:
+        """From now on, what has been fetched may be used."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).wait_stream(lanes_of(self.device).into)
+
+    def finish(self) -> None:
+        """Wait until all that was written is there."""
+        if self.device.type == "cuda":
+            lanes_of(self.device).finish()
+
+
+def made(
+    shape: Shape, dtype: torch.dtype, folder: Path | None, device: torch.device, zeros: bool = False
+) -> StoredArray:
+    """A new array: in a file if there is a folder, else in the memory of the host."""
+    if folder is not None and 0 not in shape:
+        return InFile(shape, dtype, folder)
+    make, pinned = torch.zeros if zeros else torch.empty, device.type == "cuda" and 0 not in shape
+    return in_memory(make(shape, dtype=dtype, device="cpu", pin_memory=pinned), device)
+
+
+def in_memory(tensor: Tensor, device: torch.device) -> InMemory:
+    """A tensor as an array of tiles that are computed on a device."""
+    is_away = device.type == "cuda" and tensor.device.type == "cpu"
+    return OnHost(tensor, device) if is_away else InMemory(tensor)
 
 
 FEW = 256
@@ -78,8 +106,13 @@ class Execution:
                 if not self.keeps:
                     self._release(self.schedule.last_read[number])
 
-    def within_limit(self) -> AbstractContextManager[None]:
-        return without_gaps(self.schedule.memory, self.schedule.peak, self.store.device)
+    @contextmanager
+    def within_limit(self) -> Iterator[None]:
+        with without_gaps(self.schedule.memory, self.schedule.peak, self.store.device):
+            try:
+                yield
+            finally:
+                self.store.finish()
 
     def _run_stage(self, stage: Stage) -> None:
         for root in stage.roots:
@@ -92,8 +125,7 @@ class Execution:
             self._report(stage)
             return
         states: dict[Operation, Any] = {}
-        for tile in stage.tiles(stage.counts):
-            held = {value: self._read(value, box) for value, box in tile.reads}
+        for tile, held in self._with_reads(stage.tiles(stage.counts)):
             self._compute(tile, held)
             for root in stage.roots:
                 self.arrays[root].write(tile.box, held[root])
@@ -112,6 +144,20 @@ class Execution:
                     self.arrays[value].write(value.box, y.view(value.shape))
                 else:
                     self.arrays[value] = InMemory(y.to(value.spec.dtype).view(value.shape))
+
+    def _with_reads(self, tiles: Sequence[Tile]) -> Iterator[tuple[Tile, dict[GlobalValue, Tensor]]]:
+        """Tiles, each with what it reads; on a device, boxes of the next one travel while one is computed."""
+        ahead = self.store.device.type == "cuda"
+        held: dict[GlobalValue, Tensor] | None = None
+        for tile, following in zip(tiles, [*tiles[1:], None], strict=True):
+            own = self._fetched(tile) if held is None else held
+            self.store.arrived()
+            held = self._fetched(following) if ahead and following is not None else None
+            yield tile, own
+            del own
+
+    def _fetched(self, tile: Tile) -> dict[GlobalValue, Tensor]:
+        return {value: self.arrays[value].fetch(box, self.store.device) for value, box in tile.reads}
 
     def _report(self, stage: Stage) -> None:
         self._done += 1

@@ -25,7 +25,7 @@ from ..operators.random.random_stream import RandomStream
 from ..progress import ProgressBar
 from .arrays import FromSource, InMemory, StoredArray
 from .differentiate import DifferentiableExecution
-from .execute import Store
+from .execute import Store, in_memory
 from .graph import GlobalValue, OperatorGraph
 from .limits import Limits
 from .schedule import Schedule
@@ -193,7 +193,7 @@ class TiledRunner:
             x = given[place]
             if isinstance(x, Tensor):
                 tensors[value] = x
-        arrays: dict[GlobalValue, StoredArray] = {value: InMemory(x.detach()) for value, x in tensors.items()}
+        arrays: dict[GlobalValue, StoredArray] = {value: in_memory(x.detach(), device) for value, x in tensors.items()}
         for place, value in graph.inputs.items():
             if value not in arrays:
                 source = given[place]
@@ -265,7 +265,7 @@ class TiledRunner:
         self, found: Scheduled, value: GlobalValue, target: ToTarget | None, home: torch.device, store: Store
     ) -> StoredArray:
         if target is None:
-            return InMemory(torch.empty(value.shape, dtype=value.spec.dtype, device=home))
+            return in_memory(torch.empty(value.shape, dtype=value.spec.dtype, device=home), store.device)
         is_read = any(value in stage.reads for stage in found.schedule.stages)
         return ReadableTarget(store.new(value), target) if is_read else target
 

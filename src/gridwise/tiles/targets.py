@@ -61,6 +61,9 @@ class ReadableTarget(StoredArray):
     def read(self, box: Box, device: torch.device) -> Tensor:
         return self.own.read(box, device)
 
+    def fetch(self, box: Box, device: torch.device) -> Tensor:
+        return self.own.fetch(box, device)
+
     def write(self, box: Box, x: Tensor) -> None:
         self.own.write(box, x)
         self.target.write(box, x)

@@ -26,9 +26,9 @@ from ..grid import Box, Shape
 from ..memory_sizes import free
 from ..operators.on_boxes import Collecting, Local
 from ..operators.random.random_stream import RandomStream
-from .arrays import made
 from .cone import Stage, cuts_of
 from .cuts import slowness
+from .execute import made
 from .graph import GlobalValue, Operation
 from .schedule import Schedule
 
@@ -253,7 +253,7 @@ def _moving(
     writes, reads = [], []
     x = torch.ones(box.shape, dtype=value.spec.dtype, device=device)
     for _ in range(REPEATS):  # into new arrays, whose memory comes from the system
-        array = made(shape, x.dtype, folder, device.type == "cuda")
+        array = made(shape, x.dtype, folder, device)
         writes.append(sum(_spent(partial(array.write, box, x), device) for _ in range(2)) / 2)  # pages are new once
         reads.append(_spent(lambda: array.read(box, device).contiguous(), device))  # noqa: B023
         array.release()

@@ -64,7 +64,16 @@ def test_the_range_of_torch_is_the_same_everywhere() -> None:
 def test_changes_name_the_version_at_hand_and_the_one_to_cite() -> None:
     changes = (ROOT / "CHANGELOG.md").read_text()
     number, date = re.findall(r"^## (\d+\.\d+\.\d+) \((\d{4}-\d\d-\d\d)\)$", changes, flags=re.MULTILINE)[0]
-    cited = (ROOT / "CITATION.cff").read_text()
-    assert f"\nversion: {number}\ndate-released: {date}\n" in cited
     version = gridwise.__version__
     assert version == number or f"## Unreleased ({version.split('.dev')[0]})" in changes
+    cited = dict(re.findall(r"^([\w-]+): (\S+)$", (ROOT / "CITATION.cff").read_text(), flags=re.MULTILINE))
+    assert cited["version"] == version
+    assert cited.get("date-released") == (date if version == number else None)
+
+
+def test_the_summary_speaks_of_what_users_have() -> None:
+    summary = PROJECT["description"]
+    assert "PyTorch" in summary
+    assert "too large for one device" in summary
+    assert len(summary) < 160
+    assert "PyTorch models on images, volumes and fields that are too large" in (ROOT / "CITATION.cff").read_text()

@@ -2,38 +2,85 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 import runpy
 from pathlib import Path
 
+import torch
+
 import gridwise
+from gridwise.testing import workers
+from gridwise.torch_internals.versions import TESTED
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_first_code_starts_by_line_25():
-    before = README[: README.index("```python")]
+    before = README[: README.index("```diff")]
     assert before.count("\n") < 25
 
 
-def test_the_readme_example_runs_without_a_warning(tmp_path, capfd):
-    code = re.search(r"```python\n(.*?)```", README, re.DOTALL)
-    script = tmp_path / "example.py"
-    script.write_text(code.group(1), encoding="utf-8")
-    runpy.run_path(str(script), run_name="__main__")
-    output = capfd.readouterr()
-    assert "Warning" not in output.err
-    found = re.findall(r"\((\d\.\d+), \(1, 3, (\d+), (\d+)\)\)", output.out)
-    assert [(int(height), int(width)) for _, height, width in found] == [(32, 33), (32, 32), (31, 33), (31, 32)]
-    assert len({loss for loss, _, _ in found}) == 1, "one global loss, the same on every worker"
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
 
 
-def test_it_is_one_screen_and_sends_nobody_to_an_index():
-    assert README.count("\n") <= 62
+def sides() -> tuple[str, str]:
+    """The plain loop and the other one, out of the difference."""
+    (text,) = blocks("diff")
+    lines = [(line[:1], line[1:]) for line in text.splitlines()]
+    plain, ours = ("\n".join(line for mark, line in lines if mark in ("", " ", kept)) for kept in "-+")
+    return plain, ours
+
+
+def printed(program: str) -> str:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), torch.random.fork_rng():
+        exec(compile(program, "README.md", "exec"), {"__name__": "__main__"})
+    return out.getvalue()
+
+
+@workers(4, transports=("gloo",))
+def test_both_sides_of_the_loop_print_what_the_readme_shows():
+    plain, ours = sides()
+    (shown,) = blocks("text")
+    said = printed(ours)
+    assert said == (printed_near(shown, said) if gridwise.world().rank == 0 else "")
+    if gridwise.world().rank == 0:
+        assert printed_near(shown, printed(plain))
+
+
+def printed_near(shown: str, said: str) -> str:
+    """`said`, if its words are those shown, and its numbers too, but for a rounding of the last digit."""
+    both = [re.split(r"(\d\.\d{4})", text) for text in (shown, said)]
+    assert both[0][::2] == both[1][::2]
+    assert len(both[0]) > 8
+    assert all(abs(float(a) - float(b)) < 2.5e-4 for a, b in zip(*(text[1::2] for text in both), strict=True))
+    return said
+
+
+def test_the_code_for_one_device_runs(tmp_path, monkeypatch):
+    (code,) = blocks("python")
+    model = torch.nn.Conv3d(1, 1, 3, padding=1)
+    names = {"gridwise": gridwise, "model": model, "volume": torch.rand(1, 1, 8, 8, 8)}
+    with torch.no_grad():
+        exec(code, names)
+        assert torch.allclose(names["result"], model(names["volume"]), atol=1e-6)
+
+
+def test_it_is_short_and_sends_nobody_to_an_index():
+    assert README.count("\n") <= 110
     assert "pip install gridwise" not in README
     for page in (ROOT / "docs").glob("*.md"):
         assert not re.search(r"pip install '?gridwise", page.read_text(encoding="utf-8")), page.name
+
+
+def test_the_versions_are_those_that_were_tested():
+    (row,) = re.findall(r"^\| Python ([\d.]+) \| (.*?), on", README, re.MULTILINE)
+    assert re.findall(r"\d+\.\d+\.\d+", row[1]) == list(TESTED)
+    assert "nccl between several devices: never run" in README
 
 
 def test_links_lead_somewhere(tmp_path):

@@ -104,3 +104,33 @@ def test_every_variable_of_the_environment_is_in_the_table_and_no_other():
     shown = set(re.findall(r"^\| `(GRIDWISE_\w+)` \|", text_of("launching"), re.MULTILINE))
     assert shown <= read
     assert sorted(read - shown - inner) == []
+
+
+# ---- how code looks on the site -------------------------------------------------------------------------------------
+COLUMNS = 88
+"""What the column of a page shows without scrolling."""
+
+
+def code_on(text: str) -> list[str]:
+    """The lines of code on a page, without what programs print (`text`): fenced, or indented after an empty line."""
+    lines, fence, is_code, before = [], "", False, ""
+    for line in text.splitlines():
+        if line.startswith("```"):
+            fence = "" if fence else line
+        elif fence:
+            lines += [line] if not fence.startswith(("```text", "```{include}")) else []
+        else:
+            is_code = line.startswith("    ") and (is_code or not before)
+            lines += [line] if is_code else []
+        before = line
+    return lines
+
+
+@pytest.mark.parametrize("page", [*sorted(DOCS.glob("*.md")), ROOT / "README.md", ROOT / "benchmarks" / "README.md"])
+def test_code_fits_into_the_column(page):
+    assert [line for line in code_on(page.read_text(encoding="utf-8")) if len(line) > COLUMNS] == []
+
+
+def test_what_is_code_on_a_page():
+    text = "words\n\n    indented\n\n- a point\n    of a list\n\n```python\nfenced\n```\n\n```text\nprinted\n```\n"
+    assert code_on(text) == ["    indented", "fenced"]

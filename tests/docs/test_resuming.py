@@ -1,4 +1,4 @@
-"""A run that goes on from a checkpoint on another grid repeats the interrupted step, dropout included, as the pages write it."""
+"""A run that goes on from a checkpoint on another grid repeats the interrupted step, dropout included, as pages write it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ def test_the_recipe_repeats_the_interrupted_step_on_another_grid(page: str, tmp_
     assert again == expected, "bit for bit on the same grid"
     for shape in ((2, 1, 2, 1), (1, 1, 2, 1), (1, 1, 1, 1)):
         losses = steps(page, tmp_path / "run", shape, seed=2, resumed=True)
-        assert losses == (pytest.approx(expected, rel=1e-5) if gridwise.world().rank < torch.Size(shape).numel() else [])
+        assert losses == (
+            pytest.approx(expected, rel=1e-5) if gridwise.world().rank < torch.Size(shape).numel() else []
+        )
         gridwise.world().barrier()
 
 

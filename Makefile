@@ -98,7 +98,7 @@ bench: $(READY)
 
 # What needs a GPU, or many cores.
 bench-gpu: $(READY)
-	$(BIN)/python benchmarks/run.py --write gpu captured planning_gpu tagi_gpu many_workers
+	$(BIN)/python benchmarks/run.py --write gpu tiled_gpu captured planning_gpu tagi_gpu many_workers
 
 # Public models on four workers against themselves; goes on where it stopped.
 zoo: $(READY)

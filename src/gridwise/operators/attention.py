@@ -130,6 +130,8 @@ def attention(call: OperatorCall) -> Local:
 
     def run(box: Box, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         k, v = spec.served(box, k), spec.served(box, v)
+        if not spec.is_causal:
+            q, k, v = map(_in_rows, (q, k, v))
         is_causal = spec.is_causal and box.start[-2] == 0
         if spec.is_causal and not is_causal:
             mask = causal_mask((box.start[-2], box.stop[-2]), (0, k.shape[-2]), q.device)
@@ -139,6 +141,11 @@ def attention(call: OperatorCall) -> Local:
         return kept(F.scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal, scale=spec.scale), box, [last])
 
     return Local(spec.needs, run, flops)
+
+
+def _in_rows(x: Tensor) -> Tensor:
+    """With its last dim in a row of memory, without which torch's kernels make all weights of the attention."""
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _is_overwritten(q: Tensor, k: Tensor, v: Tensor) -> bool:

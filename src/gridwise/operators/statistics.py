@@ -84,7 +84,7 @@ class CollectedMoments(Collecting):
         if self.kept == (1,) and x.dim() > 2:
             return [by_statistics(values, slope, shift, mean, torch.ones_like(mean), 0.0).to(x.dtype)]
         apart = values - self._along(mean, x.shape)
-        return [torch.addcmul(self._along(shift, x.shape), apart, self._along(slope, x.shape)).to(x.dtype)]
+        return [apart.mul_(self._along(slope, x.shape)).add_(self._along(shift, x.shape)).to(x.dtype)]
 
     def _rows_of(self, box: Box) -> tuple[slice, ...]:
         return tuple(slice(box.start[d], box.stop[d]) for d in self.kept)
@@ -154,20 +154,14 @@ class _Normalised(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, var = ctx.saved_tensors
         dy, x = laid_out_alike(dy, x)
-        wanted = [ctx.needs_input_grad[0], True, True]
+        weight = torch.ones_like(mean) if weight is None else weight  # CUDA's kernel asks for one,
+        wanted = [ctx.needs_input_grad[0], True, True]  # and for both sums
+        unused = mean.new_empty(0)
         dx, aligned, plain = torch.ops.aten.native_batch_norm_backward.default(
-            dy,
-            x,
-            weight,
-            mean,
-            var,
-            *[mean.new_empty(0)] * 2,
-            False,
-            ctx.eps,
-            wanted,  # CUDA's kernel asks for both
+            dy, x, weight, mean, var, unused, unused, False, ctx.eps, wanted
         )
         r = (var + ctx.eps).rsqrt()
-        slope = r if weight is None else weight * r
+        slope = weight * r
         found = dx, aligned, plain, -plain * slope, -0.5 * aligned * slope * r
         return *(each if wanted else None for each, wanted in zip(found, ctx.needs_input_grad[:5], strict=True)), None
 

@@ -46,8 +46,12 @@ class StoredArray(ABC):
     def write(self, box: Box, x: Tensor) -> None:
         """Replace a box."""
 
-    def add(self, box: Box, x: Tensor) -> None:
-        """Add to a box."""
+    def before_adding(self, box: Box) -> Any:
+        """What `add` will want of the box, on its way; None if nothing has to travel."""
+        return None
+
+    def add(self, box: Box, x: Tensor, before: Any = None) -> None:
+        """Add to a box; `before` is what `before_adding` gave."""
         raise TypeError(f"{type(self).__name__} cannot be added to")
 
     def release(self) -> None:  # noqa: B027  most hold nothing of their own
@@ -68,7 +72,7 @@ class InMemory(StoredArray):
     def write(self, box: Box, x: Tensor) -> None:
         self._at(box).copy_(x)
 
-    def add(self, box: Box, x: Tensor) -> None:
+    def add(self, box: Box, x: Tensor, before: Any = None) -> None:
         part = self._at(box)
         part.add_(x.to(part.device))
 
@@ -122,7 +126,7 @@ class InFile(StoredArray):
             self._at(box).copy_(x)
             self._give_back(box)
 
-    def add(self, box: Box, x: Tensor) -> None:
+    def add(self, box: Box, x: Tensor, before: Any = None) -> None:
         self.write(box, self.read(box, torch.device("cpu")).add_(x.to("cpu")))
 
     def _by_calls(self, box: Box, x: Tensor, move: Callable[[int, list[Any], int], int]) -> bool:

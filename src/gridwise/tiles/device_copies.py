@@ -41,7 +41,7 @@ class Lanes:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.into, self.out = torch.cuda.Stream(device), torch.cuda.Stream(device)
+        self.into, self.back, self.out = (torch.cuda.Stream(device) for _ in range(3))
         self._leaving: Leaving | None = None
         self._given_up: list[tuple[Tensor, torch.cuda.Event]] = []
 
@@ -66,12 +66,14 @@ class Lanes:
         """Keep memory of the host until the copies of now are done: torch's allocator does not know of them."""
         self._given_up = [(kept, done) for kept, done in self._given_up if not done.query()]
         self.out.wait_stream(self.into)
+        self.out.wait_stream(self.back)
         self._given_up.append((host, self.out.record_event()))
 
     def finish(self) -> None:
         """Wait until all is where it belongs."""
         self.settle()
         self.into.synchronize()
+        self.back.synchronize()
         self.out.synchronize()
         self._given_up.clear()
 
@@ -90,8 +92,11 @@ class OnHost(InMemory):
         self._written: torch.cuda.Event | None = None
 
     def fetch(self, box: Box, device: torch.device) -> Tensor:
+        return self._fetch(box, device, self._lanes.into)
+
+    def _fetch(self, box: Box, device: torch.device, lane: torch.cuda.Stream) -> Tensor:
         self._lanes.settle(self)
-        part, lane = self._at(box), self._lanes.into
+        part = self._at(box)
         x = torch.empty(box.shape, dtype=part.dtype, device=device)
         lane.wait_stream(torch.cuda.current_stream(device))  # which may still use the memory of x
         if self._written is not None:
@@ -117,8 +122,14 @@ class OnHost(InMemory):
         self._written = lane.record_event()
         self._lanes.leave(Leaving(x, self._written, self, None if self._is_pinned else partial(part.copy_, target)))
 
-    def add(self, box: Box, x: Tensor) -> None:
-        self.write(box, self.read(box, self._lanes.device).add_(x))
+    def before_adding(self, box: Box) -> tuple[Tensor, torch.cuda.Event]:
+        lane = self._lanes.back  # boxes of the next tile, which travel too, are not waited for
+        return self._fetch(box, self._lanes.device, lane), lane.record_event()
+
+    def add(self, box: Box, x: Tensor, before: tuple[Tensor, torch.cuda.Event] | None = None) -> None:
+        total, arrived = before or self.before_adding(box)
+        torch.cuda.current_stream(self._lanes.device).wait_event(arrived)
+        self.write(box, total.add_(x))
 
     def release(self) -> None:
         if self.tensor is not None and self._is_pinned:

@@ -9,6 +9,7 @@ cotangent of something collected is small, and enters the tiles of the stage tha
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -93,8 +94,10 @@ class DifferentiableExecution(Execution):
             for each in stage.collects
             if any(value in self.cotangents for value in each.outputs)
         }
-        for tile in stage.tiles(stage.counts_back):
-            self._pull_back_tile(stage, tile, leaves, of_results)
+        tiles = stage.tiles(stage.counts_back)
+        for tile, given in self._with_fetched(tiles, partial(self._fetched_for, stage, leaves, bool(of_results))):
+            self._pull_back_tile(stage, tile, given, leaves, of_results)
+            given.clear()
             self._report(stage)
 
     def _whole_cotangent(self, value: GlobalValue) -> Tensor | None:
@@ -103,42 +106,59 @@ class DifferentiableExecution(Execution):
     def _is_wanted(self, value: GlobalValue) -> bool:
         return value.requires_grad and (value.source is None or value in self._wanted)
 
+    def _fetched_for(
+        self, stage: Stage, leaves: Mapping[GlobalValue, Tensor], collects: bool, tile: Tile
+    ) -> dict[Any, Tensor]:
+        """What a tile reads; its roots, if they are used without being computed again; and cotangents, under `(root,)`."""
+        device = self.store.device
+        found: dict[Any, Tensor] = {v: self.arrays[v].fetch(box, device) for v, box in tile.reads if v not in leaves}
+        if collects and self._last_with_gradients(stage, tile) is not None:
+            (root,) = stage.roots
+            found[root] = self.arrays[root].fetch(tile.box, device)
+        for root in stage.roots:
+            if root in self.cotangents:
+                found[(root,)] = self.cotangents[root].fetch(tile.box, device)
+        return found
+
     def _pull_back_tile(
         self,
         stage: Stage,
         tile: Tile,
+        fetched: dict[Any, Tensor],
         leaves: Mapping[GlobalValue, Tensor],
         of_results: Mapping[Operation, Sequence[Tensor | None]],
     ) -> None:
         held: dict[GlobalValue, Tensor] = {}
-        own: dict[GlobalValue, tuple[Any, Tensor]] = {}
+        own: dict[GlobalValue, tuple[Any, Tensor, Any]] = {}
         with torch.enable_grad():
             for value, box in tile.reads:
                 if value in leaves:
                     held[value] = leaves[value][box.slices]
                     continue
-                x = self._read(value, box)
+                x = fetched.pop(value)
                 if self._is_wanted(value):
                     x = x.detach().requires_grad_()
-                    own[value] = box, x
+                    known = self.cotangents.get(value)
+                    own[value] = box, x, None if known is None else known.before_adding(box)
                 held[value] = x
             last = self._last_with_gradients(stage, tile)
             self._compute(tile, held, upto=len(tile.steps) - (last is not None))
-        pairs = self._ends(stage, tile, held, of_results, last is None)
+        pairs = self._ends(stage, tile, held, fetched, of_results, last is None)
+        fetched.clear()
         if last is not None:
             pairs = self._before_last(stage, tile, last, held, pairs)
         ends, of_ends = [x for x, _ in pairs], [g for _, g in pairs]
         del pairs
         held.clear()
         whole = list(leaves)
-        starts = [*(x for _, x in own.values()), *leaves.values()]
+        starts = [*(x for _, x, _ in own.values()), *leaves.values()]
         if not ends or not starts:
             return
         gradients = torch.autograd.grad(ends, starts, of_ends, allow_unused=True)
         ends.clear()
-        for (value, (box, _)), g in zip(own.items(), gradients, strict=False):
+        for (value, (box, _, before)), g in zip(own.items(), gradients, strict=False):
             if g is not None:
-                self._cotangent(value).add(box, g)
+                self._cotangent(value).add(box, g, before)
         for value, g in zip(whole, gradients[len(own) :], strict=True):
             if g is not None:
                 self._cotangent(value).add(value.box, g)
@@ -157,6 +177,7 @@ class DifferentiableExecution(Execution):
         stage: Stage,
         tile: Tile,
         held: dict[GlobalValue, Tensor],
+        fetched: dict[Any, Tensor],
         of_results: Mapping[Operation, Sequence[Tensor | None]],
         is_computed: bool,
     ) -> list[tuple[Tensor, Tensor]]:
@@ -164,10 +185,10 @@ class DifferentiableExecution(Execution):
         found: list[tuple[Tensor, Tensor]] = []
         if not is_computed and of_results:
             (root,) = stage.roots
-            held[root] = self._read(root, tile.box)
+            held[root] = fetched.pop(root)
         for root in stage.roots:
             if root in self.cotangents and (not is_computed or held[root].requires_grad):
-                found.append((held.get(root, _NOTHING), self.cotangents[root].read(tile.box, self.store.device)))
+                found.append((held.get(root, _NOTHING), fetched.pop((root,))))
         for operation, arguments in tile.collected:
             if operation not in of_results:
                 continue

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -76,6 +76,7 @@ def in_memory(tensor: Tensor, device: torch.device) -> InMemory:
     return OnHost(tensor, device) if is_away else InMemory(tensor)
 
 
+Given = TypeVar("Given")
 FEW = 256
 """The limit of a call, over the size of what may be kept in memory from stage to stage."""
 Progress = Callable[[int, str], None]
@@ -125,7 +126,7 @@ class Execution:
             self._report(stage)
             return
         states: dict[Operation, Any] = {}
-        for tile, held in self._with_reads(stage.tiles(stage.counts)):
+        for tile, held in self._with_fetched(stage.tiles(stage.counts), self._fetched):
             self._compute(tile, held)
             for root in stage.roots:
                 self.arrays[root].write(tile.box, held[root])
@@ -145,14 +146,14 @@ class Execution:
                 else:
                     self.arrays[value] = InMemory(y.to(value.spec.dtype).view(value.shape))
 
-    def _with_reads(self, tiles: Sequence[Tile]) -> Iterator[tuple[Tile, dict[GlobalValue, Tensor]]]:
-        """Tiles, each with what it reads; on a device, boxes of the next one travel while one is computed."""
+    def _with_fetched(self, tiles: Sequence[Tile], fetch: Callable[[Tile], Given]) -> Iterator[tuple[Tile, Given]]:
+        """Tiles, each with what is fetched for it; on a device, boxes of the next one travel while one is computed."""
         ahead = self.store.device.type == "cuda"
-        held: dict[GlobalValue, Tensor] | None = None
+        coming: Given | None = None
         for tile, following in zip(tiles, [*tiles[1:], None], strict=True):
-            own = self._fetched(tile) if held is None else held
+            own = fetch(tile) if coming is None else coming
             self.store.arrived()
-            held = self._fetched(following) if ahead and following is not None else None
+            coming = fetch(following) if ahead and following is not None else None
             yield tile, own
             del own
 

@@ -6,6 +6,7 @@ Not here, since subclasses of `torch.nn.Module` override and read them everywher
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -65,9 +66,16 @@ def check_input_dim(norm: Any, x: torch.Tensor) -> None:
     norm._check_input_dim(x)
 
 
-def refresh_rnn(rnn: torch.nn.RNNBase) -> None:
-    """Let a recurrent layer find its parameters anew: it keeps weak references to them."""
-    rnn._init_flat_weights()
+def refresh_rnn(rnn: torch.nn.RNNBase, are_whole: bool = True) -> None:
+    """Let a recurrent layer find its parameters anew: it keeps weak references to them.
+
+    Whole ones are laid out in one piece for cuDNN if they are on a GPU; blocks of them would be refused there.
+    """
+    if are_whole:
+        rnn._init_flat_weights()
+        return
+    rnn._flat_weights = [getattr(rnn, name, None) for name in rnn._flat_weights_names]
+    rnn._flat_weight_refs = [None if each is None else weakref.ref(each) for each in rnn._flat_weights]
 
 
 def add_state_hooks(module: torch.nn.Module, before_load: Callable[..., None], after_state: Callable[..., Any]) -> None:

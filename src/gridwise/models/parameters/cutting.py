@@ -45,7 +45,7 @@ def cut_parameters(models: Mapping[str, torch.nn.Module], P: Partition) -> None:
             if id(parameter) in kept:
                 module._parameters[key] = kept[id(parameter)][1]  # type: ignore[assignment]
         if isinstance(module, torch.nn.RNNBase):
-            refresh_rnn(module)
+            refresh_rnn(module, are_whole=False)
 
 
 def _parameters(models: Iterable[torch.nn.Module]) -> Iterable[tuple[str, Tensor]]:

@@ -45,7 +45,10 @@ def batch_norm(
     if x.is_cuda and is_filled:
         if len(how.sets.members) > 1:
             return _SyncBatchNorm.apply(x, weight, bias, how.anchor(x, weight, bias), running, how)
-        return F.batch_norm(x, running.mean, running.var, weight, bias, True, running.momentum, how.eps)
+        new = [None if each is None else each.clone() for each in running[:2]]  # autograd keeps them: not to be changed
+        y = F.batch_norm(x, *new, weight, bias, True, running.momentum, how.eps)
+        running.become(*new)
+        return y
     values = wide(x)
     statistics = _of_channels(how.sets.moments(values))
     follow(running, *statistics, how.sets.count)

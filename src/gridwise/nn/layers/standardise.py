@@ -176,6 +176,12 @@ class Running(NamedTuple):
     is_corrected: bool = True
     """Whether the variance of n elements is multiplied by ``n / (n - 1)``, as in torch."""
 
+    @torch.no_grad()
+    def become(self, mean: Tensor | None, var: Tensor | None) -> None:
+        for own, new in ((self.mean, mean), (self.var, var)):
+            if own is not None and new is not None:
+                own.copy_(new)
+
 
 class _NormaliseNode(torch.autograd.Function):
     """Normalise rows by the given statistics of their sets, then scale and shift each by its `weight` and `bias`."""

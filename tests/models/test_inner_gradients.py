@@ -53,8 +53,12 @@ def of_parameters(m: Any, x: Tensor) -> Tensor:
 
 
 def some_unused(m: Any, x: Tensor) -> Tensor:
-    given = {"x": x, "unused": m.weight}
-    found = torch.autograd.grad((m.net(x).sum(), x.exp().mean()), given, create_graph=True, allow_unused=True)
+    ends, given = (m.net(x).sum(), x.exp().mean()), {"x": x, "unused": m.weight}
+    try:
+        found = torch.autograd.grad(ends, given, create_graph=True, allow_unused=True)
+    except RuntimeError:  # torch 2.11 takes no dicts
+        grads = torch.autograd.grad(ends, list(given.values()), create_graph=True, allow_unused=True)
+        found = dict(zip(given, grads, strict=True))
     assert found["unused"] is None
     return found["x"] * x
 

@@ -46,7 +46,7 @@ def test_the_model_is_that_of_a_whole_optimiser() -> None:
             train(mine, model, x)
             train(theirs, alone, whole)
             same(model, alone)
-            if not step:
+            if not step and kind is not torch.optim.Adagrad:  # torch 2.11's takes no parameters later
                 for optimizer, each in ((mine, model), (theirs, alone)):
                     optimizer.add_param_group({"params": list(each.parameters())[4:], "lr": 0.02})
         elements = [
@@ -70,8 +70,8 @@ def test_the_model_is_that_of_a_whole_optimiser() -> None:
 def test_schedulers_scaling_and_clipping() -> None:
     model, alone, x, whole = made("image", parameters="whole")
     optimizers = [
-        cut_states(torch.optim.Adam, model.parameters(), lr=0.1),
-        torch.optim.Adam(alone.parameters(), lr=0.1),
+        cut_states(torch.optim.Adam, model.parameters(), lr=0.1, eps=1e-3),
+        torch.optim.Adam(alone.parameters(), lr=0.1, eps=1e-3),
     ]
     schedulers = [torch.optim.lr_scheduler.StepLR(each, 1, 0.5) for each in optimizers]
     scalers = [gridwise.optim.GradScaler("cpu", init_scale=8.0) for _ in optimizers]

@@ -54,7 +54,7 @@ def test_workers_outside_of_the_grid_hold_nothing() -> None:
     model = gridwise.distribute(copy.deepcopy(alone), P_x, parameters="cut")
     x = torch.randn(4, 2, 8, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     block = x[gridwise.local_slice(P_x, x.shape)] if P_x.active else x[:0]
-    optimizers = [torch.optim.Adam(each.parameters(), lr=0.01) for each in (model, alone)]
+    optimizers = [torch.optim.Adam(each.parameters(), lr=0.01, eps=1e-3) for each in (model, alone)]
     for _ in range(2):
         for optimizer, each, given in zip(optimizers, (model, alone), (block, x), strict=True):
             optimizer.zero_grad()
@@ -108,7 +108,7 @@ def test_copies_averages_clipping_scaling_and_wires() -> None:
         model, alone, x, whole = made("odd")
         twin = copy.deepcopy(model)
         averages = [torch.optim.swa_utils.AveragedModel(each, use_buffers=True) for each in (model, alone)]
-        train(model, alone, x, whole, lambda p: torch.optim.Adam(p, lr=0.01), steps=1)
+        train(model, alone, x, whole, lambda p: torch.optim.Adam(p, lr=0.01, eps=1e-3), steps=1)
         for average, each in zip(averages, (model, alone), strict=True):
             average.update_parameters(each)
             average.update_parameters(each)
@@ -117,10 +117,10 @@ def test_copies_averages_clipping_scaling_and_wires() -> None:
         torch.testing.assert_close(mine, theirs[gridwise.local_slice(model.P_y[0], theirs.shape)])
         _, fresh, *_ = made("odd")
         same(twin, fresh)
-        train(twin, fresh, x, whole, lambda p: torch.optim.Adam(p, lr=0.01), steps=1)
+        train(twin, fresh, x, whole, lambda p: torch.optim.Adam(p, lr=0.01, eps=1e-3), steps=1)
         # clipping and scaling
         scalers = [gridwise.optim.GradScaler("cpu", init_scale=8.0) for _ in range(2)]
-        optimizers = [torch.optim.Adam(each.parameters(), lr=0.01) for each in (model, alone)]
+        optimizers = [torch.optim.Adam(each.parameters(), lr=0.01, eps=1e-3) for each in (model, alone)]
         norms = []
         for each, given, optimizer, scaler in zip((model, alone), (x, whole), optimizers, scalers, strict=True):
             optimizer.zero_grad()

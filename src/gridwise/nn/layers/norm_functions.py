@@ -45,9 +45,9 @@ def batch_norm(
     if x.is_cuda and is_filled:
         if len(how.sets.members) > 1:
             return _SyncBatchNorm.apply(x, weight, bias, how.anchor(x, weight, bias), running, how)
-        new = [None if each is None else each.clone() for each in running[:2]]  # autograd keeps them: not to be changed
-        y = F.batch_norm(x, *new, weight, bias, True, running.momentum, how.eps)
-        running.become(*new)
+        mean, var = (None if each is None else each.clone() for each in running[:2])  # autograd keeps them as they are
+        y = F.batch_norm(x, mean, var, weight, bias, True, running.momentum, how.eps)
+        running.become(mean, var)
         return y
     values = wide(x)
     statistics = _of_channels(how.sets.moments(values))

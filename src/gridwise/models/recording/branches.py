@@ -17,6 +17,12 @@ STEPS = 2000
 """How many instructions are followed at most."""
 IDLE = {"TO_BOOL", "NOP", "CACHE", "NOT_TAKEN", "RESUME", "EXTENDED_ARG", "PRECALL"}
 PUSHING = {"LOAD_CONST": 1, "LOAD_GLOBAL": 1, "LOAD_NAME": 1, "LOAD_DEREF": 1, "LOAD_ASSERTION_ERROR": 1}
+FAST = {
+    "STORE_FAST": (True,), "LOAD_FAST": (False,), "LOAD_FAST_BORROW": (False,), "LOAD_FAST_CHECK": (False,),
+    "STORE_FAST_LOAD_FAST": (True, False), "STORE_FAST_STORE_FAST": (True, True),
+    "LOAD_FAST_LOAD_FAST": (False, False), "LOAD_FAST_BORROW_LOAD_FAST_BORROW": (False, False),
+}  # fmt: skip
+"""For each variable of an instruction, one or two since Python 3.13: whether it is stored, or else loaded."""
 
 
 def value_that_goes_on(frame: FrameType, is_result: bool) -> bool | None:
@@ -68,7 +74,10 @@ class _Walk:
         instructions, _ = _instructions(frame.f_code)
         if is_first and not _decides(instructions[place]):
             return False
-        return self._follow(frame, place, [self.truth], {}, set())
+        is_kept = (
+            is_first and place > 0 and instructions[place - 1].opname == "COPY"
+        )  # of `and` and `or`, Python 3.12 on
+        return self._follow(frame, place, [self.truth] * (2 if is_kept else 1), {}, set())
 
     def _follow(
         self,
@@ -115,10 +124,13 @@ class _Walk:
                 stack.append(stack[-each.argval] if each.argval <= len(stack) else None)
             elif name == "POP_TOP":
                 _pop(stack)
-            elif name == "STORE_FAST":
-                variables[each.argval] = _pop(stack)
-            elif name in ("LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_CHECK"):
-                stack.append(variables.get(each.argval))
+            elif name in FAST:
+                names = each.argval if isinstance(each.argval, tuple) else (each.argval,)
+                for stores, variable in zip(FAST[name], names, strict=True):
+                    if stores:
+                        variables[variable] = _pop(stack)
+                    else:
+                        stack.append(variables.get(variable))
             elif name in PUSHING:
                 stack.append(None)
             elif name in ("YIELD_VALUE", "RETURN_GENERATOR"):

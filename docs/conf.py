@@ -23,7 +23,7 @@ release = gridwise.__version__
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.autosummary", "numpydoc", "myst_parser"]
 
 myst_heading_anchors = 3
-myst_enable_extensions = ["colon_fence"]
+myst_enable_extensions = ["colon_fence", "deflist"]
 
 default_role = "code"  # `x` in a docstring is code
 autodoc_typehints = "none"  # signatures of layers are long; the Parameters say what is what
@@ -42,6 +42,7 @@ html_copy_source = False
 html_show_sphinx = False
 html_static_path = ["static"]
 html_css_files = ["site.css"]
+html_js_files = ["copy.js"]
 pygments_style = "tango"
 pygments_dark_style = "github-dark"
 

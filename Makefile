@@ -105,11 +105,11 @@ zoo: $(READY)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[zoo]'
 	$(BIN)/python -m zoo.run --write
 
-# Other people's tests, cut in many ways; goes on where it stopped. All of them take a night: FRACTION=1.
+# Other people's tests, cut in many ways, compared with docs/conformance.md; goes on where it stopped. All take a night: FRACTION=1.
 FRACTION := 0.05
 conformance: $(READY)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[conformance]'
-	$(BIN)/python -m conformance.operators --fraction $(FRACTION) --write
+	$(BIN)/python -m conformance.run --fraction $(FRACTION) --write
 
 clean:
 	rm -rf .venv .venv-oldest .venv-newest .venv-integrations out build docs/api .pytest_cache .mypy_cache .ruff_cache .hypothesis

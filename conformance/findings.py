@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -55,9 +54,3 @@ def outcome_of_all(findings: Iterable[Finding]) -> Outcome:
     outcomes = {finding.outcome for finding in findings}
     order: list[Outcome] = ["wrong", "refused", "gathered", "equal"]
     return next((each for each in order if each in outcomes), "inapplicable")
-
-
-def reasons(findings: Iterable[Finding], outcome: Outcome) -> Counter[str]:
-    """Why cases came out so, by the number of operators."""
-    pairs = {(finding.text.partition("\n")[0], finding.operator) for finding in findings if finding.outcome == outcome}
-    return Counter(text for text, _ in pairs)

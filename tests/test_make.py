@@ -20,7 +20,7 @@ def test_targets_exist() -> None:
     assert {"benchmarks/run.py", "examples/lenet_mnist.py", "examples/seams.py", "tools/check_links.py"} <= set(scripts)
     assert [script for script in scripts if not (ROOT / script).is_file()] == []
     modules = re.findall(r"\$\(BIN\)/python -m (\w+(?:\.\w+)+)", RECIPES)
-    assert modules == ["zoo.run", "conformance.operators"]
+    assert modules == ["zoo.run", "conformance.run"]
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

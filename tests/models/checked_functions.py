@@ -34,6 +34,10 @@ def likely(x: Tensor) -> Tensor:
     return torch.distributions.Normal(x, x.abs() + 1).log_prob(x)
 
 
+def of_torchs_own(x: Tensor) -> Tensor:
+    return torch.nn.functional.gaussian_nll_loss(x, x * 2, x, reduction="none")
+
+
 def compared(x: Tensor) -> Tensor:
     same = torch.equal(x, x.abs())
     if not same or torch.isnan(x).any():
@@ -72,7 +76,18 @@ def of_a_product(x: Tensor) -> Tensor:
     return x
 
 
-FUNCTIONS = [in_range, finite, likely, compared, asserted, each, by_a_function, in_a_checkpoint, of_a_product]
+FUNCTIONS = [
+    in_range,
+    finite,
+    likely,
+    of_torchs_own,
+    compared,
+    asserted,
+    each,
+    by_a_function,
+    in_a_checkpoint,
+    of_a_product,
+]
 
 
 def checked_often(m: Any, x: Tensor) -> Tensor:

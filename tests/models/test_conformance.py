@@ -77,6 +77,14 @@ LACKING: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
         lambda x, a: torch.cov(x, fweights=COUNTS, aweights=a),
         [random_tensor(6, 5), random_tensor(5) ** 2],
     ),
+    "Gaussian likelihood": (
+        F.gaussian_nll_loss,
+        [random_tensor(6, 5), random_tensor(6, 5), random_tensor(6, 5).detach() ** 2],
+    ),
+    "rows from one that a constant says": (
+        lambda x: x.narrow(0, torch.tensor(1), 3) + x.narrow(0, torch.tensor(-3), 3),
+        [random_tensor(6, 5)],
+    ),
     "corrcoef": (torch.corrcoef, [random_tensor(6, 5)]),
     "combinations": (lambda x: torch.combinations(x, 3), [random_tensor(6)]),
     "ctc": (

@@ -12,6 +12,7 @@ from gridwise.torch_internals.modes import (
     TorchDispatchMode,
     answer_for_devices,
     is_transformed,
+    never_overridden,
     no_torch_function,
     without_device_guards,
     without_modes,
@@ -62,6 +63,15 @@ def test_subclasses_are_not_asked() -> None:
     x + 1
     assert "add" in Asked.asked
     assert type(torch.ones(2).as_subclass(Plain) + 1) is Tensor
+
+
+def test_a_function_that_is_never_overridden_asks_of_what_it_calls() -> None:
+    x = torch.ones(3).as_subclass(Asked)
+    Asked.asked.clear()
+    loss = torch.nn.functional.gaussian_nll_loss
+    assert torch.equal(loss(x, x, x), never_overridden(loss)(x, x, x, eps=1e-6))
+    assert Asked.asked.count("gaussian_nll_loss") == 1
+    assert "any" in Asked.asked, "and whether a variance is negative"
 
 
 def test_saved_tensors_are_not_packed_in_a_body_without_hooks() -> None:

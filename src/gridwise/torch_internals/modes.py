@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -17,6 +18,18 @@ without_torch_function: Any = torch._C.DisableTorchFunctionSubclass
 """In its body, operators and attributes of tensors do not ask subclasses: reading an attribute is several times faster."""
 no_torch_function: Any = torch._C._disabled_torch_function_impl
 """As `__torch_function__` of a subclass: nothing is asked, and results are not made instances of the subclass."""
+
+
+def never_overridden(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of torch.nn.functional that does not ask modes and subclasses whether they replace it.
+
+    They are asked of what it calls in turn.
+    """
+    assert isinstance(function, FunctionType)
+    names = {**function.__globals__, "has_torch_function_variadic": lambda *tensors: False}
+    made = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
 
 
 def is_transformed() -> bool:

@@ -26,6 +26,7 @@ from ...errors import UnsupportedError
 from ...nn.engine.module import Module as DistributedLayer
 from ...torch_internals.checkpoints import checkpoints_noted
 from ...torch_internals.functions import functions_noted
+from ...torch_internals.modes import never_overridden
 from ...torch_internals.modules import (
     AnyBatchNorm,
     called,
@@ -121,6 +122,9 @@ class _AsEager(TorchFunctionMode):
             return None
         if function in NOTED:
             return NOTED[function](*args, **given)
+        if function in CHECKING:
+            with self:
+                return CHECKING[function](*args, **given)
         generator = given.get("generator")
         if isinstance(generator, _DefaultGenerator):
             del given["generator"]
@@ -138,6 +142,8 @@ NOTED: dict[Callable[..., Any], Callable[..., Any]] = {
     Tensor.requires_grad_: note_requires_grad,
 }
 """Functions that are nodes of a recording."""
+CHECKING = {function: never_overridden(function) for function in (torch.nn.functional.gaussian_nll_loss,)}
+"""Functions of torch, written in Python, that raise an error depending on values."""
 DROPOUTS = {f"{kind}dropout{end}" for kind in ("", "alpha_", "feature_", "feature_alpha_") for end in ("", "_")}
 DROPOUTS |= {"dropout1d", "dropout2d", "dropout3d"}
 

@@ -82,7 +82,7 @@ def stack(call: Call) -> Placed:
     return Placed(Cut(target), call.locally(), [layout] * len(call.tensors))
 
 
-@rule("slice", "narrow")
+@rule("slice", "narrow.default")
 def sliced(call: Call) -> Placed:
     x, layout = call.first_cut()
     dim = call["dim"] % x.dim

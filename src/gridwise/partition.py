@@ -100,8 +100,13 @@ class Partition:
         It has an axis for each dim of a tensor, and the extent of an axis says into how many parts the dim is cut. The
         product of the extents is the number of workers. Without a shape it is the grid that the job was started on:
         ``gridwise run --grids 1x1x2x2 script.py``, or the environment variable GRIDWISE_GRID.
+
+        Examples
+        --------
+        >>> gridwise.world().grid(1, 1).shape
+        (1, 1)
         """
-        return self.create_cartesian_topology_partition(shape or settings.grid())
+        return self.create_cartesian_topology_partition(shape or settings.grid(self.size))
 
     def create_partition_inclusive(self, ranks: Iterable[int]) -> Partition:
         """The partition of the given workers, in that order; `ranks` are ranks within this partition."""

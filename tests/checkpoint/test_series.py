@@ -27,6 +27,7 @@ def test_save_latest_load(tmp_path: Path) -> None:
     assert series.latest() is None
     with pytest.raises(CheckpointNotFound, match="nothing has been saved there yet"):
         series.load({})
+    assert series.load({"x": 1}, default=7) == 7
     for step in (10, 20, 30):
         series.save({"x": torch.full((2,), step)}, step=step)
     assert series.steps() == [20, 30]
@@ -35,8 +36,9 @@ def test_save_latest_load(tmp_path: Path) -> None:
     assert series.load(into) == 30
     assert series.load(into, step=20) == 20
     assert into["x"].tolist() == [20, 20]
+    assert series.load(into, default=7) == 30
     with pytest.raises(CheckpointNotFound, match="step 10: there are 20, 30"):
-        series.load(into, step=10)
+        series.load(into, step=10, default=7)
 
 
 def test_what_is_kept(tmp_path: Path) -> None:

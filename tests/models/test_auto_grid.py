@@ -65,7 +65,12 @@ def test_a_grid_without_a_shape_is_that_of_the_environment(monkeypatch):
         gridwise.world().grid()
     monkeypatch.setenv("GRIDWISE_GRID", "1x1")
     assert gridwise.world().grid().shape == (1, 1)
-    for wrong in ("1x", "axb", "1,1"):
+    monkeypatch.setenv("GRIDWISE_GRID", "1x1x2, 1x1x1")
+    assert gridwise.world().grid().shape == (1, 1, 1), "the first for as many workers as there are"
+    monkeypatch.setenv("GRIDWISE_GRID", "1x2,2x2")
+    with pytest.raises(PartitionError, match=r"has no grid for the 1 worker that there are(.|\n)*run --grids"):
+        gridwise.world().grid()
+    for wrong in ("1x", "axb", "1,1", "1x0", "1x1,", "1x1,1"):
         monkeypatch.setenv("GRIDWISE_GRID", wrong)
         with pytest.raises(PartitionError, match="is no grid as 1x1x2x2"):
             gridwise.world().grid()

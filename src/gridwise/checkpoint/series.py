@@ -6,6 +6,7 @@ folder/step-0000000200/manifest.json ...
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
@@ -41,7 +42,7 @@ class Series:
     --------
     >>> series = checkpoint.Series(folder, keep_last=3, keep_every=1000)
     >>> series.save({"model": model, "optim": optimiser}, step=100)
-    >>> start = series.load({"model": model, "optim": optimiser})      # 100
+    >>> start = series.load({"model": model, "optim": optimiser}, default=0)      # 100; 0 if there were none
     """
 
     def __init__(
@@ -91,14 +92,21 @@ class Series:
         self._prune({before, step})  # this one may still fail
         return pending
 
-    def load(self, into: object, step: int | None = None, *, cast: bool = False) -> int:
-        """Fill `into` from the checkpoint of `step`, default the newest, and return the step. See `checkpoint.load`."""
+    def load(self, into: object, step: int | None = None, *, default: int | None = None, cast: bool = False) -> int:
+        """Fill `into` from the checkpoint of `step`, default the newest, and return the step. See `checkpoint.load`.
+
+        If there is no checkpoint yet, `into` stays as it is and `default` is returned; without a `default` that is an error.
+        The first worker looks, so that all of them do the same.
+        """
         P = self.P if self.P is not None else world()
         if not P.active:
             return -1
         consensus = Consensus(P, "loading from", self.folder)
         consensus.settle()  # the save in flight may be the newest
-        chosen = int(consensus.from_root(lambda: str(self._step_to_load(step)).encode()))
+        found = consensus.from_root(lambda: json.dumps(self._step_to_load(step, default)).encode())
+        chosen, is_there = json.loads(found)
+        if not is_there:
+            return chosen
         try:
             load(self.path(chosen), into, P, cast=cast)
         except CheckpointError as error:
@@ -109,12 +117,15 @@ class Series:
             raise
         return chosen
 
-    def _step_to_load(self, step: int | None) -> int:
+    def _step_to_load(self, step: int | None, default: int | None) -> tuple[int, bool]:
+        """The step, and whether it is there: `default` is not."""
         steps = self.steps()
         if step is None and steps:
-            return steps[-1]
+            return steps[-1], True
         if step in steps:
-            return int(step)
+            return step, True
+        if default is not None and not steps:
+            return default, False
         asked = "the newest" if step is None else f"step {step}"
         there = f"there are {', '.join(map(str, steps[-10:]))}" if steps else "nothing has been saved there yet"
         raise CheckpointNotFound(f"{self.folder} has no checkpoint for {asked}: {there}.")

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from .run import start_workers
+from .run import Job, refuse, start_workers
 
 MODULE = ["-m", "gridwise_compat"]
 
@@ -31,11 +31,10 @@ def compat(
 ) -> None:
     """Run a script written for DistDL, torchdistX or pytagi."""
     if not as_module and not os.path.exists(script):
-        print(f"gridwise compat: there is no script {script!r}; see gridwise compat --help.", file=sys.stderr)
-        raise typer.Exit(2)
+        refuse("gridwise compat", f"there is no script {script!r}; see gridwise compat --help.")
     options = [*["--prefer-installed"] * prefer_installed, *["-m"] * as_module]
     command = [*MODULE, *options, script, *(arguments or [])]
     if workers is not None:
-        start_workers("gridwise compat", command, workers, transport)
+        start_workers("gridwise compat", command, Job(workers), transport)
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, *command])

@@ -58,14 +58,33 @@ def check(environment: Mapping[str, str] = os.environ) -> None:
         is_on(variable, environment=environment)
 
 
-def grid(environment: Mapping[str, str] = os.environ) -> tuple[int, ...]:
-    """`GRIDWISE_GRID`, as in 1x1x2x2: the grid that the job was started on."""
+def grids_of(text: str, name: str) -> list[tuple[int, ...]]:
+    """The shapes in a list as 1x1x2x2,1x1x2x1; an error calls the list `name`."""
+    parts = [part.strip().split("x") for part in text.split(",")]
+    are_numbers = all(extent.isascii() and extent.isdigit() and int(extent) for part in parts for extent in part)
+    is_meant_as_one = len(parts) > 1 and max(map(len, parts)) == 1  # 1,1,2,2
+    if not are_numbers or is_meant_as_one or len(set(map(len, parts))) > 1:
+        raise PartitionError(
+            f"{name} (={text!r}) is no grid as 1x1x2x2, nor a list as 1x1x2x2,1x1x2x1 of grids with as many axes."
+        )
+    return [tuple(map(int, part)) for part in parts]
+
+
+def grid(workers: int, environment: Mapping[str, str] = os.environ) -> tuple[int, ...]:
+    """The first grid of `GRIDWISE_GRID` that has as many places as there are workers: on which the job was started."""
     text = environment.get("GRIDWISE_GRID", "")
-    extents = text.split("x")
-    if all(extent.isascii() and extent.isdigit() for extent in extents):
-        return tuple(map(int, extents))
-    has = f"`GRIDWISE_GRID` (={text!r}) is no grid as 1x1x2x2." if text else "no grid was given, here or at the start."
-    raise PartitionError(has, fix="world().grid(1, 1, 2, 2), or start with `gridwise run --grids 1x1x2x2 script.py`.")
+    if not text:
+        raise PartitionError(
+            "no grid was given, here or at the start.",
+            fix="world().grid(1, 1, 2, 2), or start with `gridwise run --grids 1x1x2x2 script.py`.",
+        )
+    for shape in grids_of(text, "`GRIDWISE_GRID`"):
+        if math.prod(shape) == workers:
+            return shape
+    raise PartitionError(
+        f"`GRIDWISE_GRID` (={text!r}) has no grid for the {workers} worker{'s' * (workers > 1)} that there are.",
+        fix="add one, or start as many workers as one of its grids has places; `gridwise run --grids` does that.",
+    )
 
 
 def count(variable: str, environment: Mapping[str, str] = os.environ) -> int:

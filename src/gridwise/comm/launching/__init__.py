@@ -3,6 +3,7 @@
 find                   this process's transport, by how it was started
 user_transports        transports over a user's own communicator or process group
 start, launch          starting processes on this machine; running a function on local workers
+restarts               a job that is started again after a death, on the next grid of a list
 torchrun               torch's launcher, with fewer words about a dead worker
 cluster                command lines for several machines, as text
 pool, pool_task        workers that are started once and run many tasks; one task in progress

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -200,6 +200,18 @@ class StartedProcesses:
             Path(path).unlink(missing_ok=True)
         shutil.rmtree(self.folder, ignore_errors=True)
         guardian.release(self.guardian)
+
+
+def start_launcher(command: Sequence[str], environment: Mapping[str, str], patience: float) -> StartedProcesses:
+    """Start a job by its launcher's command line. If this process dies, the job has `patience` seconds to end by itself."""
+    job, folder = guardian.new_name(), tempfile.mkdtemp(prefix="gridwise-")
+    started = StartedProcesses(job, folder, guardian.guard(job, folder, patience), direct=False)
+    try:
+        started.processes.append(_spawn(list(command), {**environment, guardian.JOB: job}))
+    except BaseException:
+        started.kill()
+        raise
+    return started
 
 
 def start(workers: int, transport: str, command: list[str], environment: Mapping[str, str]) -> StartedProcesses:

@@ -37,14 +37,17 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
 from ...log import logger
 from ..messages import dissemination, wire_dtypes
 from ..messages.requests import NOTHING, Request
 from ..node import find_node
+from ..settings import timeout
 from ..supervision import open_sockets
 from ..supervision.open_sockets import OpenSocket
 from .base import PeerTensor, Team, Transport
+from .fresh_store import fresh, may_be_used
 from .own_devices import can_use_nccl
 
 TIMEOUT = timedelta(days=7)
@@ -264,7 +267,11 @@ class TorchTransport(Transport):
 def start_torch() -> TorchTransport:
     """A transport over the default process group, which is made from torchrun's environment if there is none."""
     owns = not dist.is_initialized()
-    if owns:
+    if owns and may_be_used():
+        store, rank, size = next(rendezvous("env://", timeout=TIMEOUT))
+        store = fresh(store, rank, size, timeout())
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+    elif owns:
         dist.init_process_group("gloo", timeout=TIMEOUT)
     return TorchTransport(owns_world=owns)
 

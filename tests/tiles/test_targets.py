@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import gridwise
 from gridwise.data.sources.source import Source
-from gridwise.errors import DataError, UnsupportedError
+from gridwise.errors import DataError, PartitionError, UnsupportedError
 
 from .equality import same
 
@@ -76,6 +76,22 @@ def test_several_results_and_numbers_that_files_do_not_have(tmp_path: Path) -> N
         gridwise.tiled(nn.ReLU())(x, out="s3://bucket/y.zarr")
     with pytest.raises(UnsupportedError, match="files cannot hold"):
         gridwise.tiled(lambda x: x.to(torch.float8_e5m2))(x, out=tmp_path / "y.npy")
+
+
+def test_arrays_that_cannot_take_the_numbers_are_refused_before_anything_runs() -> None:
+    x, fixed = torch.rand(3, 9), np.zeros((3, 9), np.float32)
+    big = gridwise.tiled(nn.ReLU(), tile=4)
+    for out in (np.zeros((3, 9), np.int16), torch.zeros(3, 9, dtype=torch.int64)):
+        with pytest.raises(
+            PartitionError, match=r"`out` holds torch.int\d+, which cannot take the output's torch.float32"
+        ):
+            big(x, out=out)
+    fixed.flags.writeable = False
+    with pytest.raises(PartitionError, match="cannot be written to"):
+        big(x, out=fixed)
+    half = np.zeros((3, 9), np.float16)
+    big(x, out=half)
+    same(torch.from_numpy(half).float(), x, 1e-3)
 
 
 class Failing(Source):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -60,7 +63,13 @@ def test_too_little_memory_names_the_operator_and_what_would_do() -> None:
         big(torch.zeros(1, 64, 100, 100))
 
 
-@pytest.mark.parametrize("wrong", [{"memory": "much"}, {"memory": 4, "tile": 3}, {"tile": 0}, {"store": "nowhere"}])
+WRONG: list[dict[str, Any]] = [
+    {"memory": "much"}, {"memory": 4, "tile": 3}, {"tile": 0}, {"tile": True}, {"tile": 2.5}, {"tile": (8, "8")},
+    {"store": "nowhere"}, {"store": "/proc"}, {"device": "junk"}, {"device": "meta"}, {"device": "cuda:99"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG)
 def test_wrong_limits_are_refused(wrong: dict) -> None:
     with pytest.raises(PartitionError, match="tiled: "):
         gridwise.tiled(nn.ReLU(), **wrong)
@@ -80,6 +89,35 @@ def test_retained_graphs_can_be_used_again() -> None:
     once = model.weight.grad.clone()  # type: ignore[union-attr]
     y.backward()
     torch.testing.assert_close(model.weight.grad, 2 * once)
+
+
+def test_gradients_may_be_part_of_a_graph_and_are_not_differentiated_again() -> None:
+    model, x = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh()), torch.rand(1, 1, 9, 9, requires_grad=True)
+    (ours,) = torch.autograd.grad(gridwise.tiled(model, tile=4)(x).sum(), x, create_graph=True)
+    (expected,) = torch.autograd.grad(model(x).sum(), x)
+    torch.testing.assert_close(ours, expected)
+    with pytest.raises(UnsupportedError, match="the gradients of the tiled Sequential cannot be differentiated again"):
+        ours.square().sum().backward()  # a penalty, which would otherwise be lost without a word
+
+
+def test_a_pickled_model_by_tiles_is_the_model() -> None:
+    model = nn.Conv2d(1, 2, 3)
+    loaded = pickle.loads(pickle.dumps(gridwise.tiled(model, tile=4)))
+    assert type(loaded) is nn.Conv2d
+    assert torch.equal(loaded.weight, model.weight)
+    with pytest.raises(UnsupportedError, match="cannot be pickled"):
+        pickle.dumps(gridwise.tiled(lambda x: model(x), tile=4))
+
+
+def test_one_method_may_be_named_alone_and_others_have_no_plan() -> None:
+    class Coder(nn.Conv2d):
+        def decode(self, z: Tensor) -> Tensor:
+            return self(z)
+
+    big = gridwise.tiled(Coder(1, 2, 3), tile=4, methods="decode")
+    assert big.plan((1, 1, 9, 9), method="decode").tiles > 1
+    with pytest.raises(PartitionError, match=r"`method` \(='encode'\).*forward, decode"):
+        big.plan((1, 1, 9, 9), method="encode")
 
 
 class UNet(nn.Module):

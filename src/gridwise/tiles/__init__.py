@@ -6,7 +6,7 @@ lowering   a recording as operators on boxes (`graph`), without writes (`views`)
 schedule   which values are stored, and how large tiles are (`cone`: what a tile needs; `footprint`: what it holds)
 execute    forward, tile by tile, and backward (`differentiate`); `arrays`: what is stored, and where; `targets`: where
            results go
-autograd_functions   backwards that the model's own code says
+autograd_node        a call as one node of autograd; `autograd_functions`: backwards that the model's own code says
 plan       what a call will do, and how long it takes (`timing`)
 """
 

@@ -107,15 +107,23 @@ def _finer_ones(
     found: list[tuple[float, int, tuple[int, ...]]] = []
     before = _bytes_read(stage, counts)
     for d, n in enumerate(stage.shape):
-        finer = _finer(n, counts[d])
-        if finer is None:
-            continue
-        trial = (*counts[:d], finer, *counts[d + 1 :])
-        then = size(trial)
-        if then < 0.97 * now and (not only_less_to_read or _bytes_read(stage, trial) < 0.95 * before or not before):
-            gain = 1 - then / now
-            found.append((_cost(stage, trial) / gain**0.5, then, trial))
+        finer: int | None = counts[d]
+        for _ in range(MOST_HALVINGS):
+            finer = None if finer is None else _finer(n, finer)
+            if finer is None:
+                break
+            trial = (*counts[:d], finer, *counts[d + 1 :])
+            then = size(trial)
+            if then < 0.97 * now:
+                if not only_less_to_read or _bytes_read(stage, trial) < 0.95 * before or not before:
+                    gain = 1 - then / now
+                    found.append((_cost(stage, trial) / gain**0.5, then, trial))
+                break
     return found
+
+
+MOST_HALVINGS = 5
+"""How often a tile is halved in search of one that holds less: torch unrolls the windows of smaller ones, which is more."""
 
 
 def _bytes_read(stage: Stage, counts: Sequence[int]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,19 +39,20 @@ class Limits:
     in_memory: bool = False
 
     @classmethod
-    def of(cls, memory: str | int | None, tile: int | Shape | None, store: str | Path | None, device: object) -> Limits:
+    def of(
+        cls, memory: str | int | None, tile: int | Sequence[int] | None, store: str | Path | None, device: object
+    ) -> Limits:
         if memory is not None and tile is not None:
             raise PartitionError("tiled: give `memory` or `tile`, not both: each decides how large tiles are.")
-        sizes = (tile,) if isinstance(tile, int) else tile
-        if sizes is not None and (not sizes or any(not isinstance(n, int) or n < 1 for n in sizes)):
+        sizes = tuple(tile) if isinstance(tile, Sequence) else (tile,)
+        if tile is not None and (not sizes or any(type(n) is not int or n < 1 for n in sizes)):
             raise PartitionError(f"tiled: `tile` (={tile!r}) must be sizes of at least 1, as in (256, 256).")
         in_memory = store == "memory"
         folder = None if store is None or in_memory else Path(store)
-        if folder is not None and not folder.is_dir():
-            raise PartitionError(f"tiled: `store` (={str(store)!r}) is no folder.\n  fix: make it, or name another.")
+        if folder is not None:
+            _refuse_folder(folder)
         limit = None if memory is None else number_of_bytes(memory, "tiled")
-        where = None if device is None else torch.device(device)  # type: ignore[call-overload]
-        return cls(limit, sizes if sizes is None else tuple(sizes), folder, where, in_memory)
+        return cls(limit, None if tile is None else sizes, folder, _device(device), in_memory)
 
     def scheduled(self, graph: OperatorGraph, backward: bool, device: torch.device) -> tuple[Schedule, Path | None]:
         """The schedule within these limits, and the folder of its arrays; None for memory."""
@@ -67,3 +69,30 @@ class Limits:
         if stored <= memory // 2:
             return scheduled(graph, memory - stored, backward), None
         return schedule, on_disk
+
+
+def _refuse_folder(folder: Path) -> None:
+    """Raise unless files can be made in it."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return
+    except OSError as error:
+        reason = f"cannot be written to ({error.strerror})" if folder.is_dir() else "is no folder"
+    raise PartitionError(f"tiled: `store` (={str(folder)!r}) {reason}.\n  fix: make it, or name another.")
+
+
+def _device(given: object) -> torch.device | None:
+    """What computes, if that is said and is there."""
+    if given is None:
+        return None
+    try:
+        device = torch.device(given)  # type: ignore[call-overload]
+        if device.type not in ("cpu", "cuda"):
+            raise RuntimeError("tiles are computed on a CPU or a CUDA device")
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            raise RuntimeError(f"torch finds {torch.cuda.device_count()} CUDA devices here")
+    except (RuntimeError, TypeError) as error:
+        reason = str(error).splitlines()[0]
+        raise PartitionError(f"tiled: `device` (={str(given)!r}) cannot be used: {reason}.") from None
+    assert isinstance(device, torch.device)
+    return device

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..data.sources import Source, as_source
 from ..errors import PartitionError, UnsupportedError
-from ..models.program import FailedCheck, leave_autocast
+from ..models.program import FailedCheck
 from ..models.recording.containers import Tree, flatten
 from ..models.recording.recording import Recording
 from ..models.recording.state import Holding, Snapshot, modules_of, tensors_of
@@ -24,6 +24,7 @@ from ..nn.engine.grid_random import sequential
 from ..operators.random.random_stream import RandomStream
 from ..progress import ProgressBar
 from .arrays import FromSource, InMemory, StoredArray
+from .autograd_node import DifferentiatedCall, TiledCall, tensor_in
 from .differentiate import DifferentiableExecution
 from .execute import Store, in_memory
 from .graph import GlobalValue, OperatorGraph
@@ -222,12 +223,12 @@ class TiledRunner:
 
         starts = [value for value in tensors if tensors[value].requires_grad]
         if keeps:
-            call = _DifferentiatedCall(run, forward, backward, computed, starts)
-            made = _Tiled.apply(call, *(tensors[value] for value in starts))
+            call = DifferentiatedCall(self.says, run, forward, backward, computed, starts)
+            made = TiledCall.apply(call, *(tensors[value] for value in starts))
             results = dict(zip(computed, made, strict=True))
         else:
             forward()
-            results = {value: _result(run.arrays[value]) for value in computed}
+            results = {value: tensor_in(run.arrays[value]) for value in computed}
         flat = [
             targets[value].target if value in targets
             else results[value] if value.by is not None
@@ -284,58 +285,6 @@ class TiledRunner:
                 self._held(found, value).copy_(x)
 
 
-class _DifferentiatedCall(NamedTuple):
-    """A call that is differentiated."""
-
-    run: DifferentiableExecution
-    forward: Callable[[], None]
-    backward: Callable[[Mapping[GlobalValue, Tensor]], list[Tensor | None]]
-    outputs: list[GlobalValue]
-    starts: list[GlobalValue]
-
-
-class _Tiled(torch.autograd.Function):
-    """One call as one node of autograd: arrays between stages are what it saves."""
-
-    @staticmethod
-    def forward(ctx: Any, call: _DifferentiatedCall, *tensors: Tensor) -> Any:
-        call.forward()
-        run, outputs, starts = call.run, call.outputs, call.starts
-        results = tuple(_result(run.arrays[value]) for value in outputs)
-        ctx.call = call
-        ctx.saved = [v for v, a in run.arrays.items() if _tensor_in(a) is not None and v not in starts]
-        ctx.save_for_backward(*tensors, *(_tensor_in(run.arrays[value]) for value in ctx.saved))
-        for value in ctx.saved:
-            if value not in outputs:
-                _put(run.arrays[value], None)
-        ctx.mark_non_differentiable(*(y for y, v in zip(results, outputs, strict=True) if not v.requires_grad))
-        ctx.set_materialize_grads(False)
-        ctx.casts = [
-            (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")
-        ]
-        return results
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Any, ...]:
-        call: _DifferentiatedCall = ctx.call
-        values = (*call.starts, *ctx.saved)
-        saved = ctx.saved_tensors  # raises if they have been freed, or changed since
-        for value, x in zip(values, saved, strict=True):
-            _put(call.run.arrays[value], x.detach())
-        given = {v: c for v, c in zip(call.outputs, cotangents, strict=True) if c is not None}
-        entered = [torch.autocast(kind, dtype, enabled) for kind, enabled, dtype in ctx.casts]
-        for mode in entered:
-            mode.__enter__()
-        try:
-            found = call.backward(given)
-        finally:
-            leave_autocast(entered)
-            for value in values:
-                _put(call.run.arrays[value], None)
-        return None, *found
-
-
 class Longer(Source):
     """An array with leading dims of extent 1 in front of its own."""
 
@@ -363,18 +312,6 @@ def opened(leaf: Any) -> Tensor | Source:
 def _key() -> int:
     """A number from torch's generator, as workers draw one for each call of a model."""
     return int(torch.empty((), dtype=torch.int64, device="cpu").random_())
-
-
-def _tensor_in(array: StoredArray) -> Tensor | None:
-    return getattr(array, "tensor", None)
-
-
-def _put(array: StoredArray, tensor: Tensor | None) -> None:
-    array.tensor = tensor  # type: ignore[attr-defined]
-
-
-def _result(array: StoredArray) -> Any:
-    return _tensor_in(array)
 
 
 def _source_result(tensors: Mapping[GlobalValue, Tensor], given: Sequence[Any], value: GlobalValue) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -92,8 +93,24 @@ def targets_for(says: str, schedule: Schedule, out: Any, lacking: int, overwrite
                 raise PartitionError(
                     f"{says}: `out` (of shape {tuple(place.shape)}) must have the output's shape {value.shape}."
                 )
+            _refuse_array(says, place, value.spec.dtype)
         found[value] = ToTarget(place, value.shape)
     return found
+
+
+def _refuse_array(says: str, place: Any, dtype: torch.dtype) -> None:
+    """Raise unless an array can be written to, and numbers of this dtype keep their kind in it, as torch has it."""
+    flags = getattr(place, "flags", None)
+    if flags is not None and not getattr(flags, "writeable", True):
+        raise PartitionError(f"{says}: `out` is an array that cannot be written to.", fix="give a copy of it.")
+    held: torch.dtype | None = place.dtype if isinstance(place, Tensor) else None
+    if held is None:
+        with contextlib.suppress(TypeError, AttributeError):  # of a library with dtypes of its own
+            held = torch.from_numpy(np.empty(0, place.dtype)).dtype
+    if held is not None and not torch.can_cast(dtype, held):
+        raise PartitionError(
+            f"{says}: `out` holds {held}, which cannot take the output's {dtype}.", fix=f"an array of {dtype}."
+        )
 
 
 def _new_file(path: Path, value: GlobalValue, schedule: Schedule, lacking: int, overwrite: bool) -> NewFile:

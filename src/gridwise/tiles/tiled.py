@@ -49,7 +49,13 @@ class TiledModel(torch.nn.Module):
         backward : whether the call is to be differentiated
         method : which method is called
         """
-        return plan_of(type(self)._tiled_runners[method], shapes, backward)
+        runners = type(self)._tiled_runners
+        if method not in runners:
+            raise PartitionError(
+                f"plan: `method` (={method!r}) does not run by tiles; {', '.join(runners)} does.",
+                fix="name it in `methods` of `tiled`.",
+            )
+        return plan_of(runners[method], shapes, backward)
 
     def __deepcopy__(self, memo: dict) -> Any:
         raise UnsupportedError(
@@ -57,7 +63,9 @@ class TiledModel(torch.nn.Module):
         )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return type(self)._tiled_model.__reduce_ex__(protocol)
+        if not hasattr(type(self), "_tiled_model"):
+            raise UnsupportedError(f"{type(self).__name__} is made by `tiled` from a function, and cannot be pickled.")
+        return _itself, (type(self)._tiled_model,)
 
 
 def tiled(
@@ -66,7 +74,7 @@ def tiled(
     *,
     tile: int | Sequence[int] | None = None,
     store: str | Path | None = None,
-    methods: Sequence[str] = (),
+    methods: str | Sequence[str] = (),
     progress: bool | None = None,
     device: object = None,
     overwrite: bool = False,
@@ -107,9 +115,10 @@ def tiled(
     >>> torch.allclose(big(x), model(x), atol=1e-5)
     True
     """
-    limits = Limits.of(memory, tuple(tile) if isinstance(tile, Sequence) else tile, store, device)
+    limits = Limits.of(memory, tile, store, device)
+    methods = (methods,) if isinstance(methods, str) else tuple(methods)
     if isinstance(model, torch.nn.Module):
-        return _of_model(model, limits, tuple(methods), progress, overwrite)
+        return _of_model(model, limits, methods, progress, overwrite)
     if not callable(model) or isinstance(model, type):
         raise PartitionError(
             f"tiled: `model` (={model!r}) is no torch.nn.Module and no function.\n  fix: give one of the two."
@@ -146,6 +155,11 @@ def _of_model(
     twin = kind.__new__(kind)
     object.__setattr__(twin, "__dict__", model.__dict__)  # modes, parameters and all else are those of the model
     return twin
+
+
+def _itself(model: torch.nn.Module) -> torch.nn.Module:
+    """What a pickled model by tiles is when it is loaded: the model."""
+    return model
 
 
 def _method(name: str) -> Any:

@@ -207,7 +207,7 @@ def refusal(what: str, path: str, line: str = "") -> UnsupportedError:
     place = f" in {path}" if path else ""
     return UnsupportedError(
         f"{what}{place} would be lost in a recording{f':  {line}' if line else '.'}\n"
-        "  fix: do it around the call of the distributed model, or keep that part of the model sequential."
+        "  fix: do it around the call of the whole model, or keep that part of the model sequential."
     )
 
 

@@ -52,7 +52,8 @@ class Limits:
         if folder is not None:
             _refuse_folder(folder)
         limit = None if memory is None else number_of_bytes(memory, "tiled")
-        return cls(limit, None if tile is None else sizes, folder, _device(device), in_memory)
+        rows = None if tile is None else tuple(n for n in sizes if n is not None)
+        return cls(limit, rows, folder, _device(device), in_memory)
 
     def scheduled(self, graph: OperatorGraph, backward: bool, device: torch.device) -> tuple[Schedule, Path | None]:
         """The schedule within these limits, and the folder of its arrays; None for memory."""

@@ -101,6 +101,32 @@ def test_parts_are_not_taken_for_gradients() -> None:
 
 
 @workers(2, transports=("gloo",))
+def test_a_step_with_a_closure_that_sums_the_parts() -> None:
+    """As Lightning's: the last backward is part of the step."""
+    model, alone, x, whole = made()
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, alone)]
+
+    def backward(net: nn.Module, x: Tensor) -> Tensor:
+        loss = net(x).square().sum()
+        loss.backward()
+        return loss
+
+    with gridwise.no_sync():
+        backward(model, x)
+    backward(alone, whole)
+    assert optimizers[0].step(lambda: backward(model, 2 * x)) is not None
+    optimizers[1].step(closure=lambda: backward(alone, 2 * whole))
+    same(model, alone)
+    for mine, theirs in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(mine.detach(), theirs.detach())
+    optimizers[0].zero_grad()
+    with gridwise.no_sync():
+        backward(model, x)
+        with pytest.raises(PartitionError, match="4 gradients are parts"):
+            optimizers[0].step(closure=lambda: backward(model, x))
+
+
+@workers(2, transports=("gloo",))
 def test_a_part_that_the_last_backward_does_not_use() -> None:
     model, alone, x, whole = made()
     with gridwise.no_sync():

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -88,7 +89,25 @@ def _check_alike(parameter: Tensor, kind: str) -> None:
     setattr(parameter, ADDED, (backward_number(), kind))
 
 
-def _refuse_partial(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+def _refuse_partial(
+    optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Raise if a step would use parts; one with a closure, whose backward may sum them, is looked at after that."""
+    me, *rest = args
+    closure = rest[0] if rest else kwargs.get("closure")
+    if closure is None:
+        _check_complete(optimizer)
+        return None
+
+    def checked() -> Any:
+        loss = closure()
+        _check_complete(optimizer)
+        return loss
+
+    return ((me, checked, *rest[1:]), kwargs) if rest else (args, {**kwargs, "closure": checked})
+
+
+def _check_complete(optimizer: torch.optim.Optimizer) -> None:
     count = sum(is_partial(parameter) for group in optimizer.param_groups for parameter in group["params"])
     if count:
         raise PartitionError(

@@ -23,7 +23,7 @@ NEED_A_LAUNCHER = (
     "gridwise.comm.transports.mpi",
     "gridwise.comm.launching.worker",
 )
-NEED_ANOTHER_LIBRARY = ("gridwise.integrations.monai", "gridwise.integrations.diffusers")
+NEED_ANOTHER_LIBRARY = tuple(f"gridwise.integrations.{name}" for name in ("monai", "diffusers", "lightning"))
 """Their examples run in `make test-integrations`."""
 MODULES = [
     name

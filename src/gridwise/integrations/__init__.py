@@ -2,5 +2,7 @@
 
 monai       an `Inferer` in place of sliding windows
 diffusers   `exact_tiling` in place of `enable_tiling`
-exact       what they share: whole tensors in and out, by tiles or on a grid; `libraries`: those that must be there
+lightning   `GridStrategy` in place of "ddp"
+trainers    what adapters of trainers share
+exact       what the others share: whole tensors in and out, by tiles or on a grid; `libraries`: those that must be there
 """

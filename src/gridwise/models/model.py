@@ -154,7 +154,8 @@ def refuse_wrapper(outer: torch.nn.Module, name: str, inner: torch.nn.Module | N
             raise UnsupportedError(
                 f"{what} is distributed already; {type(outer).__name__} around it would average gradients that are sums.\n"
                 "  fix: use it as it is: a grid whose batch axis is longer than 1 is data parallel. Give all workers the same "
-                "rows of the data (no DistributedSampler, Lightning's strategy='ddp' or Trainer(use_distributed_sampler=True))."
+                "rows of the data (no DistributedSampler). With Lightning, in place of strategy='ddp': "
+                "Trainer(strategy=gridwise.integrations.lightning.GridStrategy(grid=(1, 1, 2, 2)), devices=1)."
             )
 
 

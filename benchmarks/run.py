@@ -2,7 +2,8 @@
 
 A benchmark that fails or takes longer than an hour does not stop the others; all such are named at the end. With
 `--write`, what a benchmark prints replaces its figures in README.md, along with the command, the version and the
-machine. The output of a benchmark that fails, or has nothing to measure on this machine, is not written.
+machine, and the pictures there are drawn again. The output of a benchmark that fails, or has nothing to measure on this
+machine, is not written. `--draw` runs nothing and draws the pictures of the figures that are there.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from threading import Timer
 
+import plots
+
 HERE = Path(__file__).parent
 PAGE = HERE / "README.md"
 LIMIT = 3600.0
@@ -33,7 +36,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="name", help=f"default: all of {', '.join(known)}")
     parser.add_argument("--write", action="store_true", help="put the figures into README.md")
+    parser.add_argument("--draw", action="store_true", help="draw the pictures of README.md's figures, and run nothing")
     options = parser.parse_args()
+    if options.draw:
+        plots.draw(PAGE)
+        return
     names = options.names or known
     if unknown := set(names) - set(known):
         sys.exit(f"there is no benchmark {', '.join(sorted(unknown))}; there are {', '.join(known)}.")
@@ -44,6 +51,8 @@ def main() -> None:
             failed.append(name)
         elif said and options.write:
             PAGE.write_text(with_figures(PAGE.read_text(encoding="utf-8"), name, said), encoding="utf-8")
+    if options.write:
+        plots.draw(PAGE)
     if failed:
         sys.exit(f"\nfailed: {', '.join(failed)}")
 

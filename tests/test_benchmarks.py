@@ -13,6 +13,7 @@ RUN = Path(__file__).parents[1] / "benchmarks" / "run.py"
 
 def run(folder: Path, *names: str) -> subprocess.CompletedProcess[str]:
     shutil.copy(RUN, folder)
+    shutil.copytree(RUN.parent / "plots", folder / "plots", dirs_exist_ok=True)
     (folder / "a_bad.py").write_text("raise SystemExit(3)")
     (folder / "b_good.py").write_text("print('measured')")
     (folder / "d_device.py").write_text("print('nothing to measure'); raise SystemExit(77)")

@@ -2,12 +2,16 @@
 
 All derive from `GridwiseError`. A bad argument, shape or grid is also a `ValueError`; an unsupported combination is also a
 `NotImplementedError`; a worker or network failure, a timeout, or an error of Gridwise itself is also a `RuntimeError`.
-A message says what was asked, what each offending worker has, and what to do: the three arguments of every error here.
+A message says what was asked, what each offending worker has, and what to do: the three arguments of every error here. Below
+it, a traceback names the place in the documents that is about this class; `str(error)` is the message alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import ClassVar
+
+PAGE = "docs/errors.md"
 
 
 class GridwiseError(Exception):
@@ -24,12 +28,21 @@ class GridwiseError(Exception):
     >>> try:
     ...     gridwise.world().create_cartesian_topology_partition([2, 2])
     ... except gridwise.errors.GridwiseError as error:
-    ...     print(type(error).__name__)
-    PartitionError
+    ...     print(type(error).__name__, error.page)
+    PartitionError docs/errors.md#partitionerror
     """
+
+    page: ClassVar[str] = f"{PAGE}#gridwiseerror"
+    """Where the documents say what its causes are, and what to do."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if cls.__module__ == __name__:  # others are of the kind they derive from
+            cls.page = f"{PAGE}#{cls.__name__.lower()}"
 
     def __init__(self, asked: str = "", offenders: Iterable[str] = (), fix: str = "") -> None:
         super().__init__(describe(asked, offenders, fix))
+        self.add_note(f"  about it: {self.page}")
 
 
 class ArgumentError(GridwiseError, ValueError):

@@ -74,7 +74,7 @@ def test_a_damaged_step_names_the_others(tmp_path: Path) -> None:
     into = {"x": torch.zeros(1000)}
     with pytest.raises(CheckpointDamaged) as caught:
         series.load(into)
-    assert "other steps of this series: 1" in caught.value.__notes__[0]
+    assert "other steps of this series: 1" in "".join(caught.value.__notes__)
     assert series.load(into, step=1) == 1
 
 

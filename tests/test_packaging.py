@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import gridwise
-from gridwise.torch_internals.versions import TESTED, is_tested
+from gridwise.torch_internals.versions import PYTHONS, TESTED, is_tested
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -59,6 +59,17 @@ def test_the_range_of_torch_is_the_same_everywhere() -> None:
     pinned = re.search(r"^torch==(\S+)$", (ROOT / "constraints.txt").read_text(), flags=re.MULTILINE)
     assert pinned is not None
     assert is_tested(pinned[1])
+
+
+def test_the_versions_of_python_are_the_same_everywhere() -> None:
+    prefix = "Programming Language :: Python :: 3."
+    said = [name.rpartition(" ")[2] for name in PROJECT["classifiers"] if name.startswith(prefix)]
+    assert said == list(PYTHONS)
+    assert PROJECT["requires-python"] == f">={PYTHONS[0]}"
+    assert f"Python {PYTHONS[0]}" in (ROOT / "README.md").read_text()
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    assert tool["mypy"]["python_version"] == PYTHONS[0]
+    assert tool["ruff"]["target-version"] == f"py{PYTHONS[0].replace('.', '')}"
 
 
 def test_changes_name_the_version_at_hand_and_the_one_to_cite() -> None:

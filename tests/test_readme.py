@@ -8,11 +8,12 @@ import re
 import runpy
 from pathlib import Path
 
+import pytest
 import torch
 
 import gridwise
 from gridwise.testing import workers
-from gridwise.torch_internals.versions import TESTED
+from gridwise.torch_internals.versions import RUNS, TESTED
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -77,9 +78,19 @@ def test_it_is_short_and_sends_nobody_to_an_index():
         assert not re.search(r"pip install '?gridwise", page.read_text(encoding="utf-8")), page.name
 
 
-def test_the_versions_are_those_that_were_tested():
-    (row,) = re.findall(r"^\| Python ([\d.]+) \| (.*?), on", README, re.MULTILINE)
-    assert re.findall(r"\d+\.\d+\.\d+", row[1]) == list(TESTED)
+@pytest.mark.parametrize("page", ["README.md", "docs/versions.md"])
+def test_the_versions_are_those_that_were_tested(page):
+    tool = runpy.run_path(str(ROOT / "tools" / "version_tables.py"))
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert tool["with_table"](text) == text, "python tools/version_tables.py"
+    (shown,) = re.findall(r"^\| \| torch (.*) \|$", text, re.MULTILINE)
+    assert shown.split(" | ") == list(TESTED)
+    for run in RUNS:
+        (cells,) = re.findall(rf"^\| Python {re.escape(run.python)} \| (.*) \|$", text, re.MULTILINE)
+        assert run.day in cells.split(" | ")[TESTED.index(run.torch)]
+
+
+def test_it_says_where_it_was_run():
     assert "nccl between several devices: never run" in README
 
 

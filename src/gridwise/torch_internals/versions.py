@@ -1,13 +1,40 @@
-"""The versions of torch that the tests of this package have seen; with another one, models are recorded after a self-check."""
+"""The versions that tests of this package have seen; with another torch, models are recorded after a self-check.
+
+README.md, docs/versions.md and pyproject.toml say the same: `python tools/version_tables.py` writes the tables, tests compare.
+"""
 
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 import torch
 
-TESTED = ("2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
-"""One release of each minor version, oldest first: tests/torch_internals, what recording needs among it, passes with each."""
+
+class Run(NamedTuple):
+    """Tests that have passed with a Python and a torch, and the day."""
+
+    python: str
+    torch: str
+    day: str
+    tests: str = "internals"
+
+
+RUNS = (
+    Run("3.11", "2.11.0", "2026-11-18"),
+    Run("3.11", "2.12.1", "2026-11-18"),
+    Run("3.11", "2.13.0", "2026-11-18", "all"),
+    Run("3.11", "2.14.1", "2026-11-18"),
+    Run("3.11", "2.15.0", "2026-11-18"),
+)
+"""Oldest torch first, one release of each minor version. "all": `make test`. "internals": tests/torch_internals, what recording
+needs among it."""
+
+TESTED = tuple(dict.fromkeys(run.torch for run in RUNS))
+"""The releases of torch, oldest first."""
+
+PYTHONS = tuple(dict.fromkeys(run.python for run in RUNS))
+"""The versions of Python with which all tests have passed, or those of what torch keeps to itself."""
 
 
 def is_tested(version: str) -> bool:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 DOCS = Path(__file__).parents[3] / "docs"
 GRIDWISE = [sys.executable, "-m", "gridwise", "run"]
@@ -29,22 +30,25 @@ def script_of(folder: Path, steps: int = 6, deaths: str = "", pause: float = 0.0
     return script
 
 
-def started(command: list[str], script: Path, **variables: str) -> subprocess.Popen[str]:
+def started(
+    command: list[str], script: Path, out: int | IO[str] = subprocess.PIPE, **variables: str
+) -> subprocess.Popen[str]:
     """The command with the script, in the script's folder."""
     return subprocess.Popen(
         [*command, str(script)],
         cwd=script.parent,
         env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stdout=out,
+        stderr=out,
         text=True,
     )
 
 
 def losses_of(text: str) -> list[float]:
     """The losses that the first worker has printed."""
-    (line,) = re.findall(r"^\[(.*)\]$", text, re.MULTILINE)
-    return [float(number) for number in line.split(",")]
+    lines = set(re.findall(r"^\[(\d.*)\]$", text, re.MULTILINE))
+    assert len(lines) == 1, text[-5000:]
+    return [float(number) for number in lines.pop().split(",")]
 
 
 def processes_with(variable: str) -> list[int]:

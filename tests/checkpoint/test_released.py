@@ -18,8 +18,15 @@ from gridwise.partition import Partition
 RELEASED = Path(__file__).with_name("released")
 
 
-def state(P: Partition) -> dict[str, Any]:
-    """What the checkpoint of version 1 was made of; never to be changed."""
+def state(P: Partition, version: int = 1) -> dict[str, Any]:
+    """What the checkpoint of a version was made of; never to be changed."""
+    own = of_version_1(P)
+    if version >= 2:
+        own["net again"], own["rows again"] = own["net"], own["rows"]
+    return own
+
+
+def of_version_1(P: Partition) -> dict[str, Any]:
     rank = P.transport.rank
     net = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
     with torch.no_grad():
@@ -52,7 +59,7 @@ def state(P: Partition) -> dict[str, Any]:
 
 def make(path: Path) -> None:
     """How the fixture of a new version is made."""
-    crew(3, lambda P: checkpoint.save(path, state(P), P))
+    crew(3, lambda P: checkpoint.save(path, state(P, FORMAT_VERSION), P, metadata={"loss": 0.25, "nan": math.nan}))
 
 
 def test_every_version_has_a_checkpoint() -> None:
@@ -66,8 +73,8 @@ def test_released_versions_load(version: int, workers: int) -> None:
     checkpoint.verify(path)
 
     def loads(P: Partition) -> None:
-        expected = state(P)
-        found = state(P)
+        expected = state(P, version)
+        found = state(P, version)
         with torch.no_grad():
             for x in (found["rows"], found["columns"], *found["net"].state_dict().values(), *found["kinds"].values()):
                 x.zero_()
@@ -96,4 +103,6 @@ def test_what_is_written_today_is_of_the_newest_version(tmp_path: Path) -> None:
     released = checkpoint.read_manifest(RELEASED / f"v{FORMAT_VERSION}")
     today = checkpoint.read_manifest(tmp_path / "c")
     assert today.tensors == released.tensors
+    assert today.tied == released.tied
+    assert today.metadata == released.metadata
     assert {**today.values, "values/nan": 0} == {**released.values, "values/nan": 0}

@@ -151,3 +151,57 @@ def test_a_step_that_cannot_be_removed_is_not_returned(tmp_path: Path) -> None:
     with closing(disk.Lock(series.path(1))):
         assert Series(tmp_path, keep_last=1).prune() == [2]
     assert series.steps() == [1, 3]
+
+
+def test_the_best_are_kept_as_well(tmp_path: Path) -> None:
+    series = Series(tmp_path / "run", keep_last=1, keep_best=2, metric="loss")
+    assert series.best() is None
+    losses = [0.5, 0.2, float("nan"), 0.4, None, 0.3, 0.9, 0.9]
+    for step, loss in enumerate(losses):
+        series.save({"x": step}, step, metadata={"loss": loss, "note": "ok"})
+    assert series.steps() == [1, 5, 7]
+    assert series.best() == 1
+    assert series.metadata(5) == {"loss": 0.3, "note": "ok"}
+    again = Series(tmp_path / "run", keep_last=1, keep_best=1, metric="loss", mode="max")
+    assert again.best() == 7, "read from the files"
+    assert again.prune() == [1, 5]
+
+
+def test_a_step_saved_again_has_its_new_metric(tmp_path: Path) -> None:
+    series = Series(tmp_path, keep_last=1, keep_best=1, metric="loss")
+    series.save({}, 0, metadata={"loss": 0.1})
+    series.save({}, 1, metadata={"loss": 0.2})
+    assert series.best() == 0
+    series.async_save({}, 0, metadata={"loss": 0.3}).wait()
+    assert series.best() == 1
+
+
+def test_a_metric_is_a_number(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointMismatch, match="needs a `metric`"):
+        Series(tmp_path, keep_best=1)
+    with pytest.raises(CheckpointMismatch, match="'min' or 'max'"):
+        Series(tmp_path, metric="loss", mode="least")
+    with pytest.raises(CheckpointMismatch, match="has no `metric`"):
+        Series(tmp_path).best()
+    series = Series(tmp_path, metric="loss")
+    for metadata in (None, {"lost": 1}, {"loss": "1"}, {"loss": True}, {"loss": torch.ones(())}):
+        with pytest.raises(CheckpointMismatch, match="no number 'loss', which is the `metric`"):
+            series.save({}, 1, metadata=metadata)
+    assert series.steps() == []
+
+
+def test_metadata_are_plain_and_alike(tmp_path: Path) -> None:
+    said = {"loss": float("inf"), "tags": ("a", 1), "when": None}
+    checkpoint.save(tmp_path / "c", {"x": torch.ones(2)}, metadata=said)
+    assert checkpoint.metadata(tmp_path / "c") == said
+    assert "metadata: tags" in str(checkpoint.show(tmp_path / "c"))
+    assert checkpoint.load(tmp_path / "c").keys() == {"x"}
+    for wrong in ({"x": torch.ones(1)}, {1: 2}, [1]):
+        with pytest.raises(CheckpointMismatch, match="metadata"):
+            checkpoint.save(tmp_path / "c", {}, metadata=wrong)
+
+    def differ(P: Partition) -> None:
+        with pytest.raises(CheckpointMismatch, match="the first difference is 'metadata loss'"):
+            checkpoint.save(tmp_path / "d", {}, P, metadata={"loss": P.rank})
+
+    crew(2, differ)

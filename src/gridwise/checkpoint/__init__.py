@@ -1,5 +1,6 @@
 """Checkpoints that cannot be lost or misread: a repartition from a grid to files, and from files to any grid."""
 
+from .contents import metadata as metadata
 from .contents import show as show
 from .format.manifest import FORMAT_VERSION as FORMAT_VERSION
 from .format.manifest import Manifest as Manifest

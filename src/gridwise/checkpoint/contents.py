@@ -6,10 +6,12 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..html import table
 from .format.contents import read_contents
 from .format.manifest import Manifest
+from .format.values import decoded
 from .store_path import Place, place_of
 
 LONGEST = 100
@@ -34,15 +36,19 @@ class Contents:
     def tensors(self) -> list[list[str]]:
         """A row for each tensor, after a header row."""
         lines = [["tensor", "dtype", "global shape", "blocks", "bytes"]]
+        tied = self.manifest.tied
         for key, stored in self.manifest.tensors.items():
             shape = " x ".join(map(str, stored.shape)) or "number"
             kind = str(stored.dtype).removeprefix("torch.")
             lines.append([key, kind, shape, str(len(stored.blocks)), _readable(stored.nbytes)])
+            if key in tied:
+                lines[-1][3:] = [f"those of {tied[key]}", ""]
         return lines
 
     def values(self) -> list[list[str]]:
         """A row for each value that is not a tensor, after a header row."""
-        texts = ((key, json.dumps(value)) for key, value in self.manifest.values.items())
+        found = {f"metadata: {name}": value for name, value in self.manifest.metadata.items()} | self.manifest.values
+        texts = ((key, json.dumps(value)) for key, value in found.items())
         return [
             ["value", ""],
             *([key, text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."] for key, text in texts),
@@ -50,12 +56,12 @@ class Contents:
 
     def __str__(self) -> str:
         parts = [self.facts, _columns(self.tensors())]
-        return "\n".join(parts + ([_columns(self.values())] if self.manifest.values else []))
+        return "\n".join(parts + ([_columns(self.values())] if len(self.values()) > 1 else []))
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        values = table(self.values(), left=2) if self.manifest.values else ""
+        values = table(self.values(), left=2) if len(self.values()) > 1 else ""
         return table(self.tensors(), self.facts, left=3) + values
 
 
@@ -74,6 +80,22 @@ def show(path: str | os.PathLike[str]) -> Contents:
     """
     place = place_of(path)
     return Contents(place, read_contents(place))
+
+
+def metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What `save` was given as `metadata` of the checkpoint at `path`.
+
+    Parameters
+    ----------
+    path : the folder of a checkpoint
+
+    Examples
+    --------
+    >>> checkpoint.save("measured", {"x": torch.ones(2)}, metadata={"loss": 0.25, "commit": "1a2b3c"})
+    >>> checkpoint.metadata("measured")
+    {'loss': 0.25, 'commit': '1a2b3c'}
+    """
+    return {name: decoded(value) for name, value in read_contents(place_of(path)).metadata.items()}
 
 
 def _readable(size: int) -> str:

@@ -141,6 +141,9 @@ def prune(
     keep_every: Annotated[
         int, typer.Option(help="Also keep every step that is a multiple of this; 0: none.", min=0)
     ] = 0,
+    keep_best: Annotated[int, typer.Option(help="Also keep so many with the best --metric; 0: none.", min=0)] = 0,
+    metric: Annotated[str | None, typer.Option(help="The name of a number in the metadata.")] = None,
+    mode: Annotated[str, typer.Option(help="Which metric is best: min or max.")] = "min",
     dry_run: Annotated[bool, typer.Option(help="Only say what would be removed.")] = False,
 ) -> None:
     """Remove older checkpoints of a series, and what interrupted saves have left."""
@@ -150,11 +153,11 @@ def prune(
             raise CheckpointNotFound(
                 f"there is no folder {place}: nothing was removed.", fix="give the folder of a series."
             )
-    series = Series(place, keep_last=keep_last, keep_every=keep_every or None)
-    steps = series.steps()
-    gone = sorted(set(steps) - series.kept(steps))
     verb = "would remove" if dry_run else "removed"
     with _readable_errors():
+        series = Series(place, keep_last, keep_every or None, keep_best=keep_best or None, metric=metric, mode=mode)
+        steps = series.steps()
+        gone = sorted(set(steps) - series.kept(steps))
         if not dry_run:
             gone = series.prune()
         for step in gone:

@@ -72,8 +72,8 @@ def test_what_was_written_comes_back(example: Path) -> None:
 
 
 def test_a_newer_version_is_refused_by_name(example: Path) -> None:
-    with pytest.raises(CheckpointDamaged, match="format_version 2, this Gridwise reads up to 1"):
-        from_bytes(sealed(tree_of(example) | {"format_version": 2, "what": "ever"}), NAME)
+    with pytest.raises(CheckpointDamaged, match="format_version 3, this Gridwise reads up to 2"):
+        from_bytes(sealed(tree_of(example) | {"format_version": 3, "what": "ever"}), NAME)
 
 
 def hostile_cases() -> dict[str, Any]:

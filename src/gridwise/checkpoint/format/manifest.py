@@ -9,6 +9,8 @@
     },
     "values":{"step":7},
     "per_worker":{"loader":2},
+    "tied":{"model/head":"model/weight"},                       further names of a tensor, if there are any (version 2)
+    "metadata":{"loss":0.25},                                   if there is any
     "checksum":"0123456789abcdef"}
 
 The last line is the checksum of all bytes before it, and is checked before anything is parsed. The contents are still
@@ -31,7 +33,9 @@ import torch
 from ...grid import Box, Shape
 from .chunks import checksum
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+WITH_TIES = 2
+"""The version of a manifest in which a tensor has several names; all others are written as version 1, which says the same."""
 MANIFEST = "manifest.json"
 
 DTYPES: dict[str, torch.dtype] = {
@@ -117,6 +121,8 @@ class Manifest:
     per_worker : the number of workers that have a value, by key
     written_by, written_at : for information only
     version : of the format
+    tied : the further names of tensors that have several, each with its first one; all of them are in `tensors`
+    metadata : what `save` was given as such, as JSON; `checkpoint.metadata` gives the values
 
     Examples
     --------
@@ -133,9 +139,12 @@ class Manifest:
     per_worker: dict[str, int] = field(default_factory=dict)
     written_by: str = ""
     written_at: str = ""
-    version: int = FORMAT_VERSION
+    version: int = 1
     files_of: Path | None = None
     """The folder of the files if another program wrote them: they have no checksums, and links are followed."""
+
+    tied: Mapping[str, str] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
 
     @property
     def folder(self) -> str:
@@ -152,7 +161,7 @@ class Manifest:
 
 def to_bytes(manifest: Manifest) -> bytes:
     """The manifest as it is stored, with a line for each tensor."""
-    lines = [quoted(key) + _rest_of(tensor) for key, tensor in manifest.tensors.items()]
+    lines = [quoted(key) + _rest_of(tensor) for key, tensor in manifest.tensors.items() if key not in manifest.tied]
     head = {
         "id": manifest.id,
         "written_by": manifest.written_by,
@@ -169,6 +178,8 @@ def to_bytes(manifest: Manifest) -> bytes:
         + compact(manifest.values)
         + ',\n"per_worker":'
         + compact(manifest.per_worker)
+        + (',\n"tied":' + compact(manifest.tied) if manifest.tied else "")
+        + (',\n"metadata":' + compact(manifest.metadata) if manifest.metadata else "")
         + ",\n"
     ).encode("ascii")
     return text + f'"checksum":"{checksum(text)}"}}\n'.encode("ascii")

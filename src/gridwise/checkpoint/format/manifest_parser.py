@@ -22,7 +22,7 @@ from ..store_path import Place, StorePath, place_of
 from .chunks import DIGITS, checksum, number_of_chunks
 from .manifest import FORMAT_VERSION, ITEMSIZE, MANIFEST, Manifest, StoredBlock, StoredFile, StoredTensor
 from .open_inside import open_inside
-from .values import check_keys
+from .values import check_keys, decoded
 
 MOST_DIMS = 64
 LARGEST_MANIFEST = 256 << 20
@@ -182,11 +182,20 @@ def _parsed(data: bytes) -> Manifest:
     per_worker = {key: _natural(count, key) for key, count in _dict(tree["per_worker"], "per_worker").items()}
     for key, count in per_worker.items():
         _must(count == workers, f"{key!r} has values of {count} workers, saved were {workers}")
+    tied = _dict(tree.get("tied", {}), "tied")
+    for key, first in tied.items():
+        _must(isinstance(first, str) and first in tensors and first not in tied, f"{key!r} is tied to no tensor")
+        _must(key not in tensors and key not in values, f"{key!r} stands for two things")
+    tensors |= {key: tensors[first] for key, first in tied.items()}
+    metadata = _dict(tree.get("metadata", {}), "metadata")
+    for value in metadata.values():
+        decoded(value)
     for keys in (list(tensors), list(values), list(per_worker)):
         check_keys(keys, per_worker)
     return Manifest(
-        identity, workers, files, tensors, values, per_worker, str(tree["written_by"]), str(tree["written_at"]), version
-    )
+        identity, workers, files, tensors, values, per_worker, str(tree["written_by"]), str(tree["written_at"]), version,
+        tied=tied, metadata=metadata,
+    )  # fmt: skip
 
 
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -38,7 +38,8 @@ class Flat:
     `tensors` and `values` must have the same names on all workers, and values the same contents. `own_tensors` and
     `own_values` are named only by the workers that have them. `per_worker` lists the keys of `PerWorker` values.
     `workers` is the original number of workers if others save it now (a conversion). `groups` are tensors that have no
-    entries of their own yet.
+    entries of their own yet. `tied` has the further names of tensors that stand in the state under several, each with its first
+    name; `metadata` is what the user says about the state.
     """
 
     tensors: dict[str, LocalTensor] = field(default_factory=dict)
@@ -48,6 +49,8 @@ class Flat:
     per_worker: list[str] = field(default_factory=list)
     workers: int | None = None
     groups: list[Group] = field(default_factory=list)
+    tied: dict[str, str] = field(default_factory=dict)
+    metadata: dict[str, Json] = field(default_factory=dict)
 
     def spell_out(self) -> None:
         """Turn groups of plain tensors into entries of `tensors` and `own_tensors`."""
@@ -65,7 +68,13 @@ class Group(NamedTuple):
     is_per_worker: bool
 
 
-def flatten(state: object, rank: int = 0, place: int = 0, in_groups: bool = False) -> Flat:
+def flatten(
+    state: object,
+    rank: int = 0,
+    place: int = 0,
+    in_groups: bool = False,
+    metadata: Mapping[str, object] | None = None,
+) -> Flat:
     """The flat state of the worker with rank `rank` in the world, which is number `place` of those that save.
 
     With `in_groups`, dicts that hold only plain tensors are left as groups: that is fast, and enough for a copy.
@@ -74,6 +83,7 @@ def flatten(state: object, rank: int = 0, place: int = 0, in_groups: bool = Fals
     walk = _StateFlattener(rank, place, state)
     walk.in_groups = in_groups
     walk.any("", state, 0)
+    walk.flat.metadata = encoded_metadata(metadata)
     if "" in (*walk.flat.tensors, *walk.flat.values, *walk.flat.per_worker):
         raise CheckpointMismatch(
             f"`state` (a {type(state).__name__}) has no dict as its state, so there is no name to store it under.\n"
@@ -82,6 +92,13 @@ def flatten(state: object, rank: int = 0, place: int = 0, in_groups: bool = Fals
     if walk.asked_late:
         _check_places(walk.flat)
     return walk.flat
+
+
+def encoded_metadata(metadata: Mapping[str, object] | None) -> dict[str, Json]:
+    """What a user says about a state, as JSON."""
+    if metadata is not None and not (isinstance(metadata, Mapping) and all(isinstance(name, str) for name in metadata)):
+        raise CheckpointMismatch(f"`metadata` (={metadata!r:.100}) must be a dict with names.")
+    return {name: encoded(value, f"metadata {name}") for name, value in (metadata or {}).items()}
 
 
 def _check_places(flat: Flat) -> None:
@@ -128,6 +145,8 @@ class _StateFlattener:
         """Whether a `state_dict()` was called after addresses had been recorded."""
         self.in_per_worker = False
         """Inside a `PerWorker`: names and values are this worker's own."""
+        self.first_names: dict[int, tuple[Tensor, str]] = {}
+        """The tensors of dicts and modules by their `id`, which is theirs as long as they are kept, with their keys."""
 
     @cached_property
     def names(self) -> dict[int, str]:
@@ -169,7 +188,7 @@ class _StateFlattener:
         self.items(key, value, depth)
 
     def items(self, key: str, items: Mapping[Any, Any], depth: int) -> None:
-        plain, others = plain_of(items)
+        plain, others = plain_of(self.without_tied(key, items))
         if not others:
             self.flat.groups.append(Group(key, plain, self.in_per_worker))
             if not self.in_groups:
@@ -181,8 +200,21 @@ class _StateFlattener:
         for name, item in items.items():
             if name in others:
                 self.any(joined(key, name), item, depth + 1)
-            else:
+            elif joined(key, name) not in self.flat.tied:
                 tensors[joined(key, name)] = next(shares)
+
+    def without_tied(self, key: str, items: Mapping[Any, Any]) -> Mapping[Any, Any]:
+        """The items without the tensors that the state has under an earlier name already, which are noted as tied to it."""
+        if self.in_per_worker:
+            return items
+        first = {
+            name: self.first_names.setdefault(id(x), (x, joined(key, name)))[1]
+            for name, x in items.items()
+            if is_tensor(x)
+        }
+        tied = {name: at for name, at in first.items() if at != joined(key, name)}
+        self.flat.tied.update({joined(key, name): at for name, at in tied.items()})
+        return {name: item for name, item in items.items() if name not in tied} if tied else items
 
     def value(self, key: str, value: Json) -> None:
         (self.flat.own_values if self.in_per_worker else self.flat.values)[key] = value

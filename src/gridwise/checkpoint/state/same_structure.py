@@ -39,7 +39,7 @@ def number_of(flat: Flat, path: Place) -> int:
         for prefix, plain, is_per_worker in flat.groups
         if not is_per_worker
     ]
-    text = json.dumps([flat.values, flat.per_worker, path.name, tensors, groups])
+    text = json.dumps([flat.values, flat.per_worker, path.name, tensors, groups, flat.tied, flat.metadata])
     return int(xxhash.xxh3_64_intdigest(text.encode()) >> 1)
 
 
@@ -47,7 +47,8 @@ def _listing(flat: Flat) -> dict[str, Any]:
     shown: dict[str, Any] = {}
     for key, x in flat.tensors.items():
         shown[key] = f"a tensor {x.code} {list(x.shape)}{' on every worker' if x.everywhere else ' in blocks'}"
-    for key, value in flat.values.items():
+    shown |= {key: f"the tensor {first!r}" for key, first in flat.tied.items()}
+    for key, value in (*flat.values.items(), *((f"metadata {name}", item) for name, item in flat.metadata.items())):
         text = json.dumps(value)
         shown[key] = f"the value {text}" if len(text) <= 60 else f"the value {text[:40]}... ({checksum(text.encode())})"
     for key in flat.per_worker:

@@ -17,6 +17,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from ...comm.settings import timeout
@@ -47,7 +48,13 @@ AT_THE_END = 60.0
 """Seconds for which a program that has ended waits for the other workers' notes."""
 
 
-def async_save(path: str | os.PathLike[str], state: object, P: Partition | None = None) -> Pending | None:
+def async_save(
+    path: str | os.PathLike[str],
+    state: object,
+    P: Partition | None = None,
+    *,
+    metadata: Mapping[str, object] | None = None,
+) -> Pending | None:
     """Save like `save`, but return as soon as the state is copied; training may go on and change it.
 
     Returns an object whose `wait()` returns when the checkpoint is committed, or raises; None on workers outside `P`. A
@@ -55,7 +62,7 @@ def async_save(path: str | os.PathLike[str], state: object, P: Partition | None 
 
     Parameters
     ----------
-    path, state, P : as in `save`
+    path, state, P, metadata : as in `save`
 
     Notes
     -----
@@ -73,18 +80,18 @@ def async_save(path: str | os.PathLike[str], state: object, P: Partition | None 
     consensus = Consensus(P, "saving", place)
     consensus.settle()
     with collector_paused():
-        pending = _started(consensus, place, state)
+        pending = _started(consensus, place, state, metadata)
     in_flight[consensus.transport, consensus.team] = pending.wait
     pending.start()
     return pending
 
 
-def _started(consensus: Consensus, path: Place, state: object) -> Pending:
+def _started(consensus: Consensus, path: Place, state: object, metadata: Mapping[str, object] | None) -> Pending:
     copies: list[Staged] = []
 
     def copied(in_groups: bool) -> tuple[Flat, Staged]:
         _give_back(copies)
-        flat = flatten(state, consensus.rank, consensus.index, in_groups)
+        flat = flatten(state, consensus.rank, consensus.index, in_groups, metadata)
         try:
             copies.append(Staged(flat, consensus.transport))
         except Exception as error:

@@ -17,7 +17,7 @@ from ...grid import Box, Shape, tiling_problem
 from ...version import __version__
 from ..format.chunks import checksum
 from ..format.data_file import Written, sums_of
-from ..format.manifest import Manifest, StoredBlock, StoredFile, StoredTensor, to_bytes
+from ..format.manifest import WITH_TIES, Manifest, StoredBlock, StoredFile, StoredTensor, to_bytes
 from ..state.flatten import Flat
 from .write_shares import Shares, block_of, same_sums
 
@@ -82,6 +82,7 @@ def assembled(save_id: str, parts: Sequence[WrittenPart], flat: Flat, ranks: Seq
     tensors = _stored_tensors(parts, flat)
     _check_whole(tensors)
     _check_replicas(tensors, parts, ranks)
+    tensors |= {key: tensors[first] for key, first in flat.tied.items()}
     manifest = Manifest(
         save_id,
         workers,
@@ -91,6 +92,9 @@ def assembled(save_id: str, parts: Sequence[WrittenPart], flat: Flat, ranks: Seq
         dict.fromkeys(flat.per_worker, workers),
         f"gridwise {__version__}",
         datetime.now(UTC).isoformat(timespec="seconds"),
+        version=WITH_TIES if flat.tied else 1,
+        tied=flat.tied,
+        metadata=flat.metadata,
     )
     return to_bytes(manifest)
 

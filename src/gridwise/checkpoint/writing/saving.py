@@ -12,7 +12,7 @@ An error anywhere is raised on all workers, and nothing is committed.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -41,7 +41,13 @@ CANNOT_SAVE = NUMBERS
 """What a worker that cannot save votes, where the first worker votes the save's number."""
 
 
-def save(path: str | os.PathLike[str], state: object, P: Partition | None = None) -> None:
+def save(
+    path: str | os.PathLike[str],
+    state: object,
+    P: Partition | None = None,
+    *,
+    metadata: Mapping[str, object] | None = None,
+) -> None:
     """Write the state as one checkpoint at `path`, replacing the one that is there.
 
     Parameters
@@ -50,6 +56,7 @@ def save(path: str | os.PathLike[str], state: object, P: Partition | None = None
     state : a dict (nested as you like) of tensors, modules, optimisers, schedulers, generators, plain values and
         `PerWorker` values; or one of these objects by itself
     P : the workers that save together, default `gridwise.world()`. All of them call this; on others it does nothing.
+    metadata : plain values by name that lie beside the state, the same on all workers; `checkpoint.metadata` reads them
 
     Notes
     -----
@@ -66,7 +73,7 @@ def save(path: str | os.PathLike[str], state: object, P: Partition | None = None
     consensus = Consensus(P, "saving", place)
     consensus.settle()
     with collector_paused():
-        save_flat(consensus, place, lambda: flatten(state, consensus.rank, consensus.index))
+        save_flat(consensus, place, lambda: flatten(state, consensus.rank, consensus.index, metadata=metadata))
 
 
 def save_flat(consensus: Consensus, path: Place, flattened: Callable[[], Flat]) -> None:

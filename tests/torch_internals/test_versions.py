@@ -7,7 +7,7 @@ from datetime import date
 import pytest
 import torch
 
-from gridwise.torch_internals.versions import PYTHONS, RUNS, TESTED, TestedPair, is_tested, this_version
+from gridwise.torch_internals.versions import PYTHONS, RUNS, TESTED, VersionPair, is_tested, this_version
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_the_table_is_in_order() -> None:
 
 
 def test_pairs_say_what_was_tested_and_on_which_day() -> None:
-    assert all(isinstance(run, TestedPair) and run.tests in ("all", "internals") for run in RUNS)
+    assert all(isinstance(run, VersionPair) and run.tests in ("all", "internals") for run in RUNS)
     assert all(date(2026, 1, 1) <= date.fromisoformat(run.day) for run in RUNS)
     assert {run.torch for run in RUNS} == set(TESTED)
     assert {run.python for run in RUNS} == set(PYTHONS)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 
-class TestedPair(NamedTuple):
+class VersionPair(NamedTuple):
     """Tests that have passed with a Python and a torch, and the day."""
 
     python: str
@@ -21,11 +21,11 @@ class TestedPair(NamedTuple):
 
 
 RUNS = (
-    TestedPair("3.11", "2.11.0", "2026-11-18"),
-    TestedPair("3.11", "2.12.1", "2026-11-18"),
-    TestedPair("3.11", "2.13.0", "2026-11-18", "all"),
-    TestedPair("3.11", "2.14.1", "2026-11-18"),
-    TestedPair("3.11", "2.15.0", "2026-11-18"),
+    VersionPair("3.11", "2.11.0", "2026-11-18"),
+    VersionPair("3.11", "2.12.1", "2026-11-18"),
+    VersionPair("3.11", "2.13.0", "2026-11-18", "all"),
+    VersionPair("3.11", "2.14.1", "2026-11-18"),
+    VersionPair("3.11", "2.15.0", "2026-11-18"),
 )
 """Oldest torch first, one release of each minor version. "all": `make test`. "internals": tests/torch_internals, what recording
 needs among it."""

@@ -108,6 +108,11 @@ REFUSED: dict[str, tuple[str, Callable[[Any, Tensor], Tensor]]] = {
     "an input, by size": (r"resize_, .* shape of a tensor that was given", lambda m, x: x.resize_(24) * 2),
     "an input that was written to": ("t_, .* shape of a tensor that was given", lambda m, x: x.add_(1).t_() * 2),
     "a buffer": ("transpose_, .* shape of a tensor that was given", lambda m, x: m.held.transpose_(0, 1) @ x),
+    "an input that takes other memory": (
+        r"set_\.\w+, .* other memory to a tensor that was given",
+        lambda m, x: x.set_(torch.ones(3, dtype=x.dtype)) * 2,
+    ),
+    "a buffer that takes other memory": ("other memory to a tensor", lambda m, x: m.held.set_(x * 2) + 1),
     "memory without numbers": ("resize_", lambda m, x: (x * 1).resize_(30) * 2),
     "memory that is written to": ("memory that is written to", lambda m, x: (x * 1).as_strided((4,), (5,)).add_(1)),
 }

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import gridwise
+from gridwise.errors import PartitionError
 from gridwise.models.model import runner_of
+from gridwise.testing import workers
 
 from .recorded import partition
 
@@ -66,6 +68,71 @@ def test_what_is_replaced_by_an_equal_value(name: str) -> None:
             assert y.requires_grad == expected.requires_grad
     finally:
         Scaled.factor = 1
+
+
+class ByShape(nn.Module):
+    """Asks what shape its tensors have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.register_buffer("shift", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight * self.weight.numel() + self.shift + self.shift.dim()
+
+
+def resize(model: Any, shape: tuple[int, ...]) -> None:
+    model.weight.data = torch.full(shape, 2.0)
+
+
+SHAPES: dict[str, Callable[[Any], Any]] = {
+    "a parameter": lambda m: setattr(m, "weight", nn.Parameter(torch.ones(2, 1, 1))),
+    "a parameter that is a number": lambda m: setattr(m, "weight", nn.Parameter(torch.tensor(1.0))),
+    "a buffer": lambda m: setattr(m, "shift", torch.zeros(1, 1)),
+    "numbers of the same parameter": lambda m: resize(m, (2, 1, 1)),
+    "numbers of one shape after another": lambda m: (resize(m, (2, 1, 1)), m(torch.ones(1, 2, 2, 3)), resize(m, (3,))),
+}
+
+
+@workers(3, transports=("mpi",))
+@pytest.mark.parametrize("called", [False, True], ids=["before the first call", "after a call"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_what_is_replaced_by_another_shape(name: str, called: bool) -> None:
+    """The recording and the state of the model have the new shape, on a grid of some of the workers too."""
+    P = gridwise.world().create_partition_inclusive([0, 1]).create_cartesian_topology_partition((1, 1, 2, 1))
+    model, sequential, x = gridwise.distribute(ByShape(), P), ByShape(), torch.ones(1, 2, 2, 3)
+    for each in (model, sequential):
+        own = x if each is sequential else x[gridwise.local_slice(P, x.shape)] if P.active else x[:0]
+        if called:
+            each(own)
+        if P.active or "numbers" not in name:
+            SHAPES[name](each)
+        y = each(own)
+        y.sum().backward()
+        if each is model and P.active:
+            got, state = y, model.state_dict()
+    if P.active:
+        torch.testing.assert_close(got, y[gridwise.local_slice(P, x.shape)])
+        torch.testing.assert_close(model.weight.grad, sequential.weight.grad)
+        assert {name: value.shape for name, value in state.items()} == {
+            name: value.shape for name, value in sequential.state_dict().items()
+        }
+
+
+@workers(2, transports=("mpi",))
+def test_a_cut_parameter_that_is_replaced_by_another_shape_is_refused_by_all() -> None:
+    P = gridwise.world().create_cartesian_topology_partition((1, 1, 2, 1))
+    model = gridwise.distribute(nn.Conv2d(4, 4, 1), P, parameters="cut")
+    x = torch.ones(1, 4, 1, 3)
+    model(x)
+    if gridwise.world().rank == 1:
+        model.weight = nn.Parameter(torch.ones(4, 4, 1, 1))
+    with pytest.raises(
+        PartitionError,
+        match=r"worker 1: `weight`, which is cut, .* \(4, 4, 1, 1\); this worker's block is \(2, 4, 1, 1\)",
+    ):
+        model(x)
 
 
 def test_equal_values_do_not_record_again() -> None:

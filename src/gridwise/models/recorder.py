@@ -27,6 +27,7 @@ from .recording.containers import Tree, described, unflatten, without_values
 from .recording.indices import limits_of, problem_with
 from .recording.recording import Recording
 from .recording.state import modules_of, tensors_of
+from .replicated_state import renew_shardings
 from .same_blocks import warn_of_same_blocks
 
 if TYPE_CHECKING:
@@ -203,6 +204,7 @@ class FunctionRecorder:
         ]
         checks = failing or Checks(self.options.checks == "skip")
         call = self.call if failing is None else failing.until_error(self.call)
+        renew_shardings(self.roots.values(), self.P_x.transport)
         with self.as_written():
             return record(call, self.roots, likes, tree, self.says, checks)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..comm.transports.base import Transport
 from ..deferred_init import is_deferred, materialize_shard
+from ..errors import PartitionError
 from ..nn.parameters import saved_blocks
 from ..nn.parameters.blocks import (
     BlockParameter,
@@ -89,6 +90,31 @@ def replicate_state(twin: torch.nn.Module, P: Partition) -> None:
             )
             if any(map(is_cut, module._parameters.values())):
                 holders_of_blocks[module] = P.transport
+
+
+def renew_shardings(roots: Iterable[torch.nn.Module], transport: Transport) -> None:
+    """Take the shapes of parameters and buffers that were replaced by others of another shape; refuse those of cut ones."""
+    for module in (module for root in roots for module in root.modules()):
+        shardings: dict[str, Sharding] = module.__dict__.get("_shardings", {})
+        for name, value in (*module._parameters.items(), *module._buffers.items()):
+            sharding = shardings.get(name)
+            if value is None or sharding is None or is_deferred(value):
+                continue
+            is_whole = sharding.layout.grid.size == 1
+            if not is_whole and tuple(value.shape) != (held := _shape_held(sharding, transport.rank)):
+                raise PartitionError(
+                    f"`{name}`, which is cut, was replaced by {tuple(value.shape)}; this worker's block is {held}.",
+                    fix="replace parameters before `distribute`, or assign a block of the same shape.",
+                )
+            if is_whole and value.numel() and tuple(value.shape) != sharding.shape:
+                shardings[name] = Sharding(sharding.holders, (None,) * value.dim(), tuple(value.shape))
+                if isinstance(value, BlockParameter | BlockTensor):
+                    shardings[name].label(value, transport)
+
+
+def _shape_held(sharding: Sharding, rank: int) -> tuple[int, ...]:
+    block = sharding.block(rank)
+    return (0, *sharding.shape[1:]) if block is None else block.shape
 
 
 def _buffer_held_by(P: Partition, value: Tensor, sharding: Sharding) -> BlockTensor:

@@ -48,10 +48,10 @@ from .roots import constants_of
 from .same_blocks import warn_of_same_blocks
 
 _kinds, _kinds_without_grad = (
-    operator.attrgetter("dtype", "device", "requires_grad"),
-    operator.attrgetter("dtype", "device"),
+    operator.attrgetter("shape", "dtype", "device", "requires_grad"),
+    operator.attrgetter("shape", "dtype", "device"),
 )
-_dtypes = operator.attrgetter("dtype")
+_kinds_of_buffers = operator.attrgetter("shape", "dtype")
 InputStructures = tuple[tuple[Structure, torch.memory_format], ...]
 
 
@@ -317,7 +317,7 @@ def quick_mode(state: State) -> Hashable:
         kinds = tuple(map(_kinds if records else _kinds_without_grad, state.parameters))
     return (
         kinds,
-        tuple(map(_dtypes, state.buffers)),
+        tuple(map(_kinds_of_buffers, state.buffers)),
         tuple(map(checksum_of, state.reads)),
         (records, torch.get_default_dtype(), torch.get_default_device(), current_wire()),
         tuple([(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]),

@@ -4,8 +4,8 @@
     as_strided of windows of rows        unfold, which runs on blocks; `torch.stft` makes such windows
     any other as_strided                 indices of the elements of the whole, in the order of memory
 
-On blocks there is no such memory, so a shape that a caller would see changed, and a memory view that is written to, are
-refused.
+On blocks there is no such memory, so a shape that a caller would see changed, a given tensor that takes other memory
+(`set_`), and a memory view that is written to, are refused.
 """
 
 from __future__ import annotations
@@ -40,8 +40,12 @@ OUT_OF_PLACE = {
 
 def without_memory_views(module: torch.fx.GraphModule, fakes: Fakes) -> None:
     """Replace these operators in a graph; raises `UnsupportedError` where they cannot be replaced."""
+    for node in module.graph.nodes:
+        if isinstance(node.target, OpOverload) and node.target.overloadpacket is aten.set_:
+            _refuse_if_given(node, "it gives other memory to a tensor that was given.\n  fix: a tensor of its own.")
     for node in [node for node in module.graph.nodes if node.target in OUT_OF_PLACE]:
-        _refuse_if_seen(node)
+        name = str(node.target).removeprefix("aten.").partition(".")[0].removesuffix("_")
+        _refuse_if_given(node, f"it changes the shape of a tensor that was given.\n  fix: y = x.{name}(...).")
         node.target = OUT_OF_PLACE[node.target]
         if node.target is aten.as_strided.default:
             node.args, node.kwargs = (node.args[0], *_memory(node)), {}
@@ -61,8 +65,8 @@ def _memory(node: Node) -> tuple[list[int], list[int], int]:
     return list(view.shape), list(view.stride()), int(view.storage_offset())
 
 
-def _refuse_if_seen(node: Node) -> None:
-    """Raise if the tensor is one that the caller, or the model, holds."""
+def _refuse_if_given(node: Node, why: str) -> None:
+    """Raise if the tensor that a node changes is one that the caller, or the model, holds."""
     tensor = node.args[0]
     while (
         isinstance(tensor, Node)
@@ -72,10 +76,7 @@ def _refuse_if_seen(node: Node) -> None:
     ):
         tensor = tensor.args[0]  # changed in place: the same tensor
     if isinstance(tensor, Node) and tensor.op in ("placeholder", "get_attr"):
-        name = str(node.target).removeprefix("aten.").partition(".")[0]
-        raise UnsupportedError(
-            f"{where(node)}: it changes the shape of a tensor that was given.\n  fix: y = x.{name.removesuffix('_')}(...)."
-        )
+        raise UnsupportedError(f"{where(node)}: {why}")
 
 
 def _call(graph: Graph, before: Node, fakes: Fakes, target: OpOverload, *args: Any) -> Node:

@@ -1,4 +1,4 @@
-"""Checkpoints in S3: a server of moto in a process of its own, reached with s3fs."""
+"""Checkpoints and arrays in S3: a server of moto in a process of its own, reached with s3fs."""
 
 from __future__ import annotations
 
@@ -9,15 +9,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
+import h5py
+import numpy as np
 import pytest
 import torch
+import zarr
 
 import gridwise
 from gridwise import checkpoint
-from gridwise.errors import CheckpointDamaged, CheckpointError, CheckpointNotFound
+from gridwise.data import BlockDataset, BlockLoader
+from gridwise.errors import CheckpointDamaged, CheckpointError, CheckpointNotFound, DataError
+
+s3fs = pytest.importorskip("s3fs", reason="pip install -e '.[integrations]'")
 
 pytestmark = pytest.mark.integrations
 
@@ -84,8 +91,6 @@ def test_save_and_load(s3: str) -> None:
     checkpoint.async_save(f"{s3}/one", state(3)).wait()
     assert checkpoint.load(f"{s3}/one", state(2))["step"] == 3
     assert len(checkpoint.verify(f"{s3}/one").files) == 1
-    import s3fs
-
     assert len(s3fs.S3FileSystem().find("bucket/one")) == 2, "the data that was replaced is gone"
 
 
@@ -100,8 +105,6 @@ def test_a_series(s3: str) -> None:
 
 
 def test_damage_and_what_is_missing(s3: str) -> None:
-    import s3fs
-
     checkpoint.save(f"{s3}/bad", {"x": torch.ones(1000)})
     store = s3fs.S3FileSystem()
     (name,) = (name for name in store.find("bucket/bad") if name.endswith("w0.safetensors"))
@@ -113,6 +116,31 @@ def test_damage_and_what_is_missing(s3: str) -> None:
         checkpoint.load(f"{s3}/nothing")
     with pytest.raises(CheckpointError, match="s3://nobucket/run"):
         checkpoint.load("s3://nobucket/run")
+
+
+@pytest.mark.parametrize("name", ["a.npy", "a.zarr", "a.h5"])
+def test_arrays(s3: str, name: str, tmp_path: Path) -> None:
+    """Each worker fetches its block; errors name the address."""
+    whole = np.random.default_rng(0).normal(size=(3, 20, 30)).astype("f4")
+    if name == "a.npy":
+        np.save(tmp_path / name, whole)
+    elif name == "a.zarr":
+        zarr.create_array(tmp_path / name, shape=whole.shape, chunks=(1, 10, 10), dtype="f4")[:] = whole
+    else:
+        with h5py.File(tmp_path / name, "w") as file:
+            file["images"] = whole
+    s3fs.S3FileSystem().put(str(tmp_path / name), f"bucket/data/{name}", recursive=True)
+    environment = {key: os.environ[key] for key in (*SERVER, "AWS_ENDPOINT_URL")}
+    first, second = gridwise.launch(blocks_of, environment, f"{s3}/data/{name}", workers=2)
+    assert np.array_equal(np.concatenate([first, second], axis=2), whole)
+    with pytest.raises(DataError, match=f"{s3}/data/nothing"):
+        gridwise.data.open_array(f"{s3}/data/nothing.npy")
+
+
+def blocks_of(environment: dict[str, str], address: str) -> np.ndarray:
+    os.environ.update(environment)
+    loader = BlockLoader(BlockDataset(address, (1, 1, 2)), batch_size=2)
+    return np.concatenate(list(loader))
 
 
 def test_processes(s3: str) -> None:

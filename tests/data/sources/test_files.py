@@ -196,7 +196,9 @@ def test_what_is_no_array_is_refused(tmp_path):
     for path, words in {
         "a.txt": "no file that can be read",
         "none.npy": "none.npy",
-        "s3://a/b": "no local path",
+        "nowhere://a/b": "no driver for nowhere://",
+        "simplecache::s3://a/b": "chained",
+        "file://a/b": "absolute path",
     }.items():
         with pytest.raises(DataError, match=words):
             open_array(path if "://" in path else tmp_path / path)

@@ -9,6 +9,7 @@ import numpy as np
 
 from ...errors import DataError
 from .source import OpenedSource, Slices, reading
+from .stores import PIECE, driver_of
 
 if TYPE_CHECKING:
     import h5py
@@ -19,9 +20,9 @@ LINKS = 16
 
 
 class HDF5Source(OpenedSource):
-    """A dataset of an HDF5 file."""
+    """A dataset of an HDF5 file, at a path or at the address of a store."""
 
-    def __init__(self, path: Path, name: str | None) -> None:
+    def __init__(self, path: Path | str, name: str | None) -> None:
         self.path, self.name = path, name
         self.label = f"{path}:{name}" if name else str(path)
         with reading(self.label):
@@ -30,7 +31,11 @@ class HDF5Source(OpenedSource):
     def _open(self) -> h5py.Dataset:
         import h5py
 
-        file = h5py.File(self.path, "r", locking="best-effort")
+        if isinstance(self.path, str):  # an address
+            store, key = driver_of(self.path)
+            file = h5py.File(store.open(key, "rb", block_size=PIECE, cache_type="blockcache"), "r")
+        else:
+            file = h5py.File(self.path, "r", locking="best-effort")
         return checked(found(file, self.name or only_name(file)), self.label)
 
     def _read(self, slices: Slices, out: np.ndarray) -> None:

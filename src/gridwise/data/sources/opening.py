@@ -14,16 +14,18 @@ from .hdf5 import checked as checked_hdf5
 from .nifti import NiftiSource
 from .npy import of_memmap, open_npy
 from .source import ArraySource, Source, reading
+from .stores import StoredNpySource, address_of, driver_of, local_part
 from .zarr_array import ZarrSource
 from .zarr_array import checked as checked_zarr
 
 
 def open_array(path: str | os.PathLike[str], name: str | None = None, level: int = 0) -> Source:
-    """An array in a local file or folder, of which blocks can be read.
+    """An array in a file, a folder or a store, of which blocks can be read.
 
     Parameters
     ----------
-    path : a .npy file; an HDF5 file; a .nii or .nii.gz file; the folder of a Zarr array, group or OME-Zarr image
+    path : a .npy file; an HDF5 file; a .nii or .nii.gz file; the folder of a Zarr array, group or OME-Zarr image. All but
+        NIfTI also in a store, by an address: s3://bucket/volume.zarr
     name : which dataset of the HDF5 file, or which array of the Zarr group. Not needed where there is only one, or for images
     level : which resolution of an OME-Zarr image; 0 is the finest
 
@@ -34,13 +36,10 @@ def open_array(path: str | os.PathLike[str], name: str | None = None, level: int
     >>> gridwise.data.open_array("volume.npy").shape
     (4, 8, 8)
     """
-    if "://" in str(path):
-        raise DataError(
-            f"{path} is no local path.",
-            fix="open it with its own library (zarr, xarray, fsspec), and give the array: anything with shape, dtype and "
-            "slicing will do.",
-        )
-    place = Path(path)
+    address = address_of(path)
+    if address is not None:
+        return _open_stored(address, name, level)
+    place = Path(local_part(path))
     if place.is_dir():
         return ZarrSource(place, name, level)
     with reading(str(place)), place.open("rb") as file:
@@ -56,6 +55,25 @@ def open_array(path: str | os.PathLike[str], name: str | None = None, level: int
     raise DataError(
         f"{place} is no file that can be read block by block.",
         fix=".npy, HDF5, NIfTI (.nii, .nii.gz) or a folder of Zarr; or open it, and give the array.",
+    )
+
+
+def _open_stored(address: str, name: str | None, level: int) -> Source:
+    with reading(address):
+        store, key = driver_of(address)
+        is_folder = store.isdir(key)
+        start = b"" if is_folder else bytes(store.cat_file(key, start=0, end=len(MAGIC)))
+    if is_folder:
+        return ZarrSource(address, name, level)
+    if start == MAGIC:
+        return HDF5Source(address, name)
+    if name is not None:
+        raise DataError(f"{address} is one array: `name` (={name!r}) means nothing in it.")
+    if start.startswith(np.lib.format.MAGIC_PREFIX):
+        return StoredNpySource(address)
+    raise DataError(
+        f"{address} is no object that can be read block by block.",
+        fix=".npy, HDF5 or a folder of Zarr; or open it, and give the array.",
     )
 
 

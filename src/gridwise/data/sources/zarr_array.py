@@ -1,4 +1,6 @@
-"""Zarr arrays and OME-Zarr images, through zarr. A worker reads the chunks that overlap its block, and no others.
+"""Zarr arrays and OME-Zarr images in folders and in stores, through zarr.
+
+A worker reads the chunks that overlap its block, and no others.
 
 A chunk that does not exist holds the array's fill value, as Zarr defines it. Most codecs notice a chunk that ends too
 early. Blosc reads on behind its end, so it is compared with the length in its header first.
@@ -13,6 +15,7 @@ import numpy as np
 
 from ...errors import DataError
 from .source import OpenedSource, reading
+from .stores import driver_of
 
 if TYPE_CHECKING:
     import zarr
@@ -23,9 +26,9 @@ METADATA = ("zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata")
 
 
 class ZarrSource(OpenedSource):
-    """An array of a local Zarr store."""
+    """An array of a Zarr store in a folder, or at an address."""
 
-    def __init__(self, path: Path, name: str | None, level: int = 0) -> None:
+    def __init__(self, path: Path | str, name: str | None, level: int = 0) -> None:
         self.path, self.name, self.level = path, name, level
         self.label = f"{path}/{name}" if name else str(path)
         with reading(self.label):
@@ -45,11 +48,13 @@ class ZarrSource(OpenedSource):
         return checked(found, self.label)
 
 
-def _store_for(path: Path) -> Any:
-    """The store in a folder, which raises for a chunk of Blosc that ends too early."""
+def _store_for(path: Path | str) -> Any:
+    """The store in a folder or at an address, which raises for a chunk of Blosc that ends too early."""
     import zarr
 
-    class CheckedStore(zarr.storage.LocalStore):
+    kind: Any = zarr.storage.FsspecStore if isinstance(path, str) else zarr.storage.LocalStore
+
+    class CheckedStore(kind):
         has_blosc = False
 
         async def get(self, key: str, prototype: Any = None, byte_range: Any = None) -> Any:
@@ -61,6 +66,9 @@ def _store_for(path: Path) -> Any:
                     raise DataError(f"its chunk {key} ends too early: {len(found)} of {expected} bytes are there.")
             return found
 
+    if isinstance(path, str):
+        driver_of(path)  # raises for an address that cannot be used
+        return CheckedStore.from_url(path, read_only=True)
     return CheckedStore(path, read_only=True)
 
 

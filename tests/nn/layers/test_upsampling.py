@@ -217,6 +217,7 @@ LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
         ((1, 4, 5, 125), (1.1, 1.0)),  # copied with channels last
         ((1, 3, 5, 3, 4), (1.1, 1.3, 1.0)),
         ((1, 4, 5, 3, 4), (1.1, 2.1, 1.0)),  # likewise
+        ((2, 4, 5, 3, 4), (1.1, 2.1, 1.0)),
         ((1, 4, 123, 6), (0.99, 1.1)),  # the kernel for channels last calculates in float32
     ],
 )
@@ -232,9 +233,10 @@ def test_nearest_rows_are_those_of_torchs_kernel_for_the_whole(shape: Any, facto
             whole = x.contiguous(memory_format=format)
             expected = sequential(whole)
             expected = expected[gridwise.local_slice(P_x, expected.shape)]
-            block = whole[gridwise.local_slice(P_x, shape)].contiguous(memory_format=format)
-            assert torch.equal(layer(block), expected), (mode, format)
-            assert torch.equal(model(block), expected), (mode, format, "distribute")
+            own = whole[gridwise.local_slice(P_x, shape)]
+            for block in (own.contiguous(memory_format=format), own):  # a slice says how its tensor lies in memory
+                assert torch.equal(layer(block), expected), (mode, format)
+                assert torch.equal(model(block), expected), (mode, format, "distribute")
 
 
 @workers(2)

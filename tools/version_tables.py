@@ -17,14 +17,15 @@ OTHERS = ("3.11", "3.12", "3.13", "3.14")
 
 sys.path.insert(0, str(ROOT / "src"))
 
-from gridwise.torch_internals.versions import PYTHONS, RUNS, TESTED  # noqa: E402
+from gridwise.torch_internals.versions import RUNS, TESTED  # noqa: E402
 
 
 def table() -> str:
     """Python by torch: the day of the tests, bold where all of them have passed."""
     lines = [f"| | torch {' | '.join(TESTED)} |", "|---" * (len(TESTED) + 1) + "|"]
-    tested = [python for python in OTHERS if python in PYTHONS]
-    never = [python for python in OTHERS if python not in PYTHONS]
+    tried = {run.python for run in RUNS}
+    tested = [python for python in OTHERS if python in tried]
+    never = [python for python in OTHERS if python not in tried]
     lines += [f"| Python {python} | {' | '.join(cell(python, torch) for torch in TESTED)} |" for python in tested]
     if never:
         lines.append(f"| Python {', '.join(never)} | {' | '.join('not tested' for _ in TESTED)} |")
@@ -36,7 +37,7 @@ def cell(python: str, torch: str) -> str:
     if not runs:
         return "not tested"
     last = max(runs, key=lambda run: (run.tests == "all", run.day))
-    return f"**{last.day}**" if last.tests == "all" else last.day
+    return {"all": f"**{last.day}**", "in part": f"in part, {last.day}"}.get(last.tests, last.day)
 
 
 def with_table(page: str) -> str:

@@ -21,6 +21,7 @@ LONG = (
     "larger_than_memory",
     "plan",
     "seams",
+    "volume_seams",
     "volume_training",
     "tagi_compare",
     "tagi_ddp",
@@ -31,7 +32,7 @@ LONG = (
 )
 
 
-ARGUMENTS = {"larger_than_memory": ("--size", "64")}
+ARGUMENTS = {"larger_than_memory": ("--size", "64"), "volume_seams": ("96", "20")}
 """Of those that take minutes without."""
 
 

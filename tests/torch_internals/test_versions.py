@@ -35,8 +35,9 @@ def test_the_table_is_in_order() -> None:
 
 
 def test_pairs_say_what_was_tested_and_on_which_day() -> None:
-    assert all(isinstance(run, VersionPair) and run.tests in ("all", "internals") for run in RUNS)
+    assert all(isinstance(run, VersionPair) and run.tests in ("all", "internals", "in part") for run in RUNS)
     assert all(date(2026, 1, 1) <= date.fromisoformat(run.day) for run in RUNS)
-    assert {run.torch for run in RUNS} == set(TESTED)
-    assert {run.python for run in RUNS} == set(PYTHONS)
+    passed = [run for run in RUNS if run.tests != "in part"]
+    assert {run.torch for run in passed} == set(TESTED)
+    assert {run.python for run in passed} == set(PYTHONS)
     assert len({(run.python, run.torch) for run in RUNS}) == len(RUNS)

@@ -26,14 +26,15 @@ RUNS = (
     VersionPair("3.11", "2.13.0", "2026-11-18", "all"),
     VersionPair("3.11", "2.14.1", "2026-11-18"),
     VersionPair("3.11", "2.15.0", "2026-11-18"),
+    VersionPair("3.13", "2.13.0", "2026-11-19", "in part"),
 )
 """Oldest torch first, one release of each minor version. "all": `make test`. "internals": tests/torch_internals, what recording
-needs among it."""
+needs among it. "in part": some tests have failed, which docs/versions.md names."""
 
-TESTED = tuple(dict.fromkeys(run.torch for run in RUNS))
+TESTED = tuple(dict.fromkeys(run.torch for run in RUNS if run.tests != "in part"))
 """The releases of torch, oldest first."""
 
-PYTHONS = tuple(dict.fromkeys(run.python for run in RUNS))
+PYTHONS = tuple(dict.fromkeys(run.python for run in RUNS if run.tests != "in part"))
 """The versions of Python with which all tests have passed, or those of what torch keeps to itself."""
 
 

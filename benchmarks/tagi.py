@@ -4,15 +4,14 @@
     python benchmarks/tagi.py --compile               all of them also compiled (CPU) or captured (CUDA)
     python benchmarks/tagi.py --only fnn_small lstm   some of them
     python benchmarks/tagi.py --device cuda           on a GPU
-    python benchmarks/tagi.py --original              measure pytagi in this run, where it can be imported
+    python benchmarks/tagi.py --original              beside pytagi, in turns, where it can be imported
 
 For several workers see `tagi_workers.py`. Back-propagation uses the same torch layers in the same order, uncompiled, in
 the same run.
 
-Where pytagi is not measured, its times are the recorded ones: pytagi 0.2.1, one thread of an AMD EPYC (Zen 3) whose
-sgemm peak was 72.7 GFLOP/s. A ratio to a recorded time compares two machines: read it with both peaks in mind. A step
-is forward, observation of every output, backward, update. Times are the smallest of the repetitions: CPU time with one
-thread (like the recorded ones; least disturbed by other work on the machine), wall time otherwise.
+Without `--original` there is no factor to pytagi: one to a time of another run would compare two machines. A step is
+forward, observation of every output, backward, update; an `epoch` row is a step of many in one call. Times are the
+smallest of the repetitions: CPU time with one thread (least disturbed by other work on the machine), wall time otherwise.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,14 @@ import gridwise.tagi.nn as tagi_nn
 def fnn(width: int) -> Callable[[Any], Any]:
     def build(nn: Any) -> Any:
         return nn.Sequential(nn.Linear(784, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 11))
+
+    return build
+
+
+def fnn_of(*widths: int) -> Callable[[Any], Any]:
+    def build(nn: Any) -> Any:
+        layers = [layer for a, b in pairwise(widths) for layer in (nn.Linear(a, b), nn.ReLU())]
+        return nn.Sequential(*layers[:-1])
 
     return build
 
@@ -80,24 +88,27 @@ class Case:
     outputs: int
     batch: int
     gflop: float = 0.0  # of the matrix products of one step
-    recorded: float | None = None  # ms of pytagi 0.2.1 on one thread
     repeat: int = 5
     compat: str | None = None
+    original: int = 0  # repetitions of pytagi
 
 
 CASES = [
-    Case("fnn_small", fnn(128), 784, 11, 16, 0.02, 7.5, 100),
-    Case("fnn_4096", fnn(4096), 784, 11, 16, 4.18, 7125.0),
-    Case("fnn_4096", fnn(4096), 784, 11, 128, 33.4, 48777.0, 3),
-    Case("fnn_4096", fnn(4096), 784, 11, 1024, 267.0, None, 2),
-    Case("cnn", cnn, 784, 11, 16, 0.268, 260.0, 20),
-    Case("cnn", cnn, 784, 11, 128, 2.14, 1808.0, 5),
-    Case("resnet18", resnet18, 3072, 11, 2, 16.1, 13744.0, 3),
-    Case("resnet18", resnet18, 3072, 11, 16, 129.0, None, 2),
-    Case("lstm", lstm, 5, 1, 5, 0.0, 0.105, 100),
-    Case("lstm, no recurrence", lstm, 5, 1, 5, 0.0, 0.105, 100, "cutagi"),
+    Case("fnn 1-50-1", fnn_of(1, 50, 1), 1, 1, 16, 0.0, 300, original=300),
+    Case("fnn 8-50-50-1", fnn_of(8, 50, 50, 1), 8, 1, 32, 0.0, 300, original=100),
+    Case("fnn 784-100-100-11", fnn_of(784, 100, 100, 11), 784, 11, 16, 0.016, 100, original=30),
+    Case("fnn_small", fnn(128), 784, 11, 16, 0.02, 100, original=30),
+    Case("fnn_4096", fnn(4096), 784, 11, 16, 4.18, original=2),
+    Case("fnn_4096", fnn(4096), 784, 11, 128, 33.4, 3),
+    Case("fnn_4096", fnn(4096), 784, 11, 1024, 267.0, 2),
+    Case("cnn", cnn, 784, 11, 16, 0.268, 20, original=4),
+    Case("cnn", cnn, 784, 11, 128, 2.14, 5, original=2),
+    Case("resnet18", resnet18, 3072, 11, 2, 16.1, 3, original=1),
+    Case("resnet18", resnet18, 3072, 11, 16, 129.0, 2),
+    Case("lstm", lstm, 5, 1, 5, 0.0, 100, original=300),
+    Case("lstm, no recurrence", lstm, 5, 1, 5, 0.0, 100, "cutagi", original=300),
 ]
-SMALL = ("fnn_small", "lstm", "lstm, no recurrence")
+SMALL = ("fnn 1-50-1", "fnn 8-50-50-1", "fnn 784-100-100-11", "fnn_small", "lstm", "lstm, no recurrence")
 """Networks whose step is mostly Python unless it is compiled."""
 GPU_BATCHES = {
     "fnn_small": (16,),
@@ -139,6 +150,20 @@ def ours(case: Case, batch: int, device: str, compile: bool) -> float:
     return smallest_ms(lambda: step(x, y, noise), case.repeat, device)
 
 
+EPOCH = 200
+"""Steps of an `epoch` row."""
+
+
+def epoch(case: Case) -> float:
+    """Milliseconds of a step, of many in one call."""
+    torch.manual_seed(0)
+    net = case.build(tagi_nn)
+    x, y = torch.randn(EPOCH * case.batch, case.inputs), torch.randn(EPOCH * case.batch, case.outputs)
+    step = tagi_nn.TrainStep(net, compile=True)
+    step.epoch(x, y, 0.1, batch_size=case.batch)
+    return smallest_ms(lambda: step.epoch(x, y, 0.1, batch_size=case.batch), 5, "cpu") / EPOCH
+
+
 def the_original(case: Case, batch: int) -> float:
     import pytagi.nn as nn
 
@@ -157,7 +182,7 @@ def the_original(case: Case, batch: int) -> float:
         net.step()
 
     step()
-    return smallest_ms(step, max(1, min(case.repeat, int(2000 / (case.recorded or 1e5)))), "cpu")
+    return smallest_ms(step, case.original, "cpu")
 
 
 class _Torch:
@@ -196,7 +221,7 @@ def back_propagation(case: Case, batch: int, device: str) -> float | None:
     if case.name.startswith("lstm"):
         return None
     net = case.build(_Torch).to(device)
-    shape = {784: (1, 28, 28), 3072: (3, 32, 32)}[case.inputs]
+    shape = {784: (1, 28, 28), 3072: (3, 32, 32)}.get(case.inputs, (case.inputs,))
     flat = case.name.startswith("fnn")
     x = torch.randn(batch, case.inputs, device=device) if flat else torch.randn(batch, *shape, device=device)
     y = torch.randn(batch, case.outputs, device=device)
@@ -216,9 +241,9 @@ def show(
     case: Case, batch: int, kind: str, ms: float, peak: float, original: float | None, torch_ms: float | None
 ) -> None:
     rate = f"{case.gflop * batch / case.batch / ms * 1e3 / peak:6.0%}" if case.gflop else "      "
-    ratio = f"{original / ms:8.1f}x" if original else "        -"
+    ratio = f"{original / ms:8.2f}x" if original else "        -"
     back = f"{ms / torch_ms:8.2f}x" if torch_ms else "        -"
-    print(f"{case.name:22s} {batch:5d}  {kind:9s} {ms:10.3f} {rate} {ratio} {back}", flush=True)
+    print(f"{case.name:22s} {batch:5d}  {kind:9s} {ms:10.4f} {rate} {ratio} {back}", flush=True)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -242,13 +267,14 @@ def main(arguments: list[str] | None = None) -> None:
             continue
         seen.add(case.name)
         for batch in GPU_BATCHES.get(case.name, (case.batch,)) if gpu else (case.batch,):
-            original = None if gpu else case.recorded
-            if original and options.original:
-                original = the_original(case, batch)
+            beside = options.original and bool(case.original) and not gpu
             torch_ms = back_propagation(case, batch, options.device)
             for compile in (False, True) if options.compile or case.name in SMALL else (False,):
+                original = the_original(case, batch) if beside else None
                 ms = ours(case, batch, options.device, compile)
                 show(case, batch, "compiled" if compile else "eager", ms, peak, original, torch_ms)
+                if compile and case.name.startswith("fnn ") and not gpu:
+                    show(case, batch, "epoch", epoch(case), peak, original, torch_ms)
 
 
 if __name__ == "__main__":

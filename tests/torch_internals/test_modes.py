@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -123,3 +125,23 @@ def test_a_mode_answers_for_devices_that_are_not_there() -> None:
     with Pretending() as mode, without_device_guards():
         torch.ones(2, device="cuda")
     assert mode.devices == [torch.device("cuda")]
+
+
+def test_a_mode_of_operators_does_not_import_the_compiler() -> None:
+    code = """
+import sys, torch
+from gridwise.torch_internals.modes import OperatorMode
+
+seen = []
+
+class Mode(OperatorMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        seen.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+with Mode():
+    torch.ones(2) + 1
+assert "add" in seen
+assert "sympy" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -12,7 +12,7 @@ from torch._C._functorch import peek_interpreter_stack
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as without_modes
 
-__all__ = ["TorchDispatchMode", "no_torch_function", "without_modes", "without_torch_function"]
+__all__ = ["OperatorMode", "TorchDispatchMode", "no_torch_function", "without_modes", "without_torch_function"]
 
 without_torch_function: Any = torch._C.DisableTorchFunctionSubclass
 """In its body, operators and attributes of tensors do not ask subclasses: reading an attribute is several times faster."""
@@ -30,6 +30,14 @@ def never_overridden(function: Callable[..., Any]) -> Callable[..., Any]:
     made = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
     made.__kwdefaults__ = function.__kwdefaults__
     return made
+
+
+class OperatorMode(TorchDispatchMode):
+    """A mode that does not import torch's compiler, which takes seconds, in order to keep itself from being compiled."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
 
 def is_transformed() -> bool:

@@ -13,6 +13,18 @@ import torch
 import gridwise.tagi.nn as nn
 from gridwise.tagi.inference import compiled_step
 from gridwise.tagi.inference.checked_step import CALLS, Checked, StepCandidate, disagreement
+from gridwise.tagi.inference.native.values import NotNativeError
+
+
+@pytest.fixture(autouse=True)
+def by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are compiled by torch: `test_native.py` has the others."""
+
+    def refuse(*args: object) -> None:
+        raise NotNativeError("not here")
+
+    monkeypatch.setattr(compiled_step, "native_step", refuse)
+
 
 EPS = torch.finfo(torch.float32).eps
 

@@ -15,6 +15,18 @@ import torch
 import gridwise.tagi.nn as nn
 from gridwise.errors import UnsupportedError
 from gridwise.tagi.inference import compiled_step
+from gridwise.tagi.inference.native.values import NotNativeError
+
+
+@pytest.fixture(autouse=True)
+def by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are compiled by torch: `test_native.py` has the others."""
+
+    def refuse(*args: object) -> None:
+        raise NotNativeError("not here")
+
+    monkeypatch.setattr(compiled_step, "native_step", refuse)
+
 
 NETWORKS = {
     "fnn": (lambda: nn.Sequential(nn.Linear(6, 5), nn.MixtureReLU(), nn.Linear(5, 2)), (6,)),

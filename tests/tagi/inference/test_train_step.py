@@ -14,6 +14,7 @@ from gridwise.errors import ArgumentError
 from gridwise.tagi.inference import compiled_step
 from gridwise.tagi.inference.checked_step import Checked
 from gridwise.tagi.inference.compiled_step import _IN_PLACE, CompiledStep
+from gridwise.tagi.inference.native.values import NotNativeError
 
 
 def _net() -> nn.Sequential:
@@ -72,6 +73,10 @@ def _used(step: nn.TrainStep) -> set[str]:
     return {made.run.name for made in step._run._made.values() if isinstance(made.run, Checked)}
 
 
+def _refuse(*args: object) -> None:
+    raise NotNativeError("torch compiles it")
+
+
 @pytest.mark.parametrize("kind", ["all", "indices", "heteros"])
 def test_one_call_equals_the_pieces(kind: str) -> None:
     _compare(kind, compile=False)
@@ -79,7 +84,8 @@ def test_one_call_equals_the_pieces(kind: str) -> None:
 
 @pytest.mark.soak
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated")  # torch's own compiler imports it
-def test_compiled_on_a_cpu() -> None:
+def test_compiled_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_step, "native_step", _refuse)
     step = _compare("indices", compile=True, batches=(6, 6), make=_small_net)
     assert _used(step) == {"compiled" if _IN_PLACE else "compiled out of place"}
 
@@ -88,6 +94,7 @@ def test_compiled_on_a_cpu() -> None:
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated")
 def test_compiled_out_of_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled_step, "_IN_PLACE", False)
+    monkeypatch.setattr(compiled_step, "native_step", _refuse)
     assert _used(_compare("indices", compile=True, batches=(6, 6), make=_small_net)) == {"compiled out of place"}
 
 

@@ -32,6 +32,8 @@ from ..nn.gaussian import Gaussian
 from ..nn.sequential import Sequential
 from .checked_step import Checked, StepCandidate
 from .cuda_graph import Captured
+from .native.step import NativeStep, code_of, native_step
+from .native.values import NotNativeError
 from .tracing import trace
 
 Tensors = Sequence[Tensor]
@@ -49,12 +51,18 @@ _IN_PLACE = torch.__version__ >= "2.12"  # a TorchVersion: compared as a version
 _TF32 = 2.0**-10
 
 
+class _Layout(NamedTuple):
+    """Which tensors a step returns."""
+
+    moments: tuple[bool, bool]  # whether the prediction has variances, and Jacobians
+    carried: list[int]  # number of tensors that each such layer carries to the next step
+
+
 class _Made(NamedTuple):
     """A compiled step for one structure of its input."""
 
-    run: Callable[..., Tensors]
-    moments: tuple[bool, bool]  # whether the prediction has variances, and Jacobians
-    carried: list[int]  # number of tensors that each such layer carries to the next step
+    run: Checked
+    layout: list[_Layout]  # the last, once the layers have run
 
 
 class CompiledStep:
@@ -66,10 +74,12 @@ class CompiledStep:
         The network.
     step
         Learns from a batch, a tuple of tensors with None for those that are absent, and returns the prediction.
+    name
+        What else the step depends on, in words.
     """
 
-    def __init__(self, net: Sequential, step: Callable[[Batch], Gaussian]) -> None:
-        self.net, self.step = net, step
+    def __init__(self, net: Sequential, step: Callable[[Batch], Gaussian], name: str = "") -> None:
+        self.net, self.step, self.name = net, step, name
         self._layers = [m for m in net.modules() if isinstance(m, BaseLayer)]
         self._settings = [(vars(layer), _settings_of(layer)) for layer in self._layers]
         self._recurrent = [layer for layer in self._layers if type(layer).carried is not BaseLayer.carried]
@@ -83,9 +93,30 @@ class CompiledStep:
         self._made: dict[Any, _Made] = {}
 
     def __reduce__(self) -> Any:
-        return CompiledStep, (self.net, self.step)  # a copy is compiled afresh
+        return CompiledStep, (self.net, self.step, self.name)  # a copy is compiled afresh
 
     def __call__(self, batch: Batch) -> Gaussian:
+        made, tensors = self._made_for(batch)
+        outputs = list(made.run(*tensors))
+        return self._unpack_outputs(made.layout[0], outputs)
+
+    def many(self, whole: Batch, order: Tensor, rows: int) -> tuple[Tensor, Tensor] | None:
+        """A step for each `rows` of `order`: mean and variance predicted for them, row by row. None if that cannot be one call.
+
+        `whole` has the data of all rows; a tensor of no dims is the same for all. The number of rows in `order` is a
+        multiple of `rows`.
+        """
+        made, tensors = self._made_for(tuple(t if t is None or not t.ndim else t[:rows] for t in whole))
+        native = made.run.trusted
+        if not isinstance(native, NativeStep) or any(made.layout[0].carried):
+            return None
+        data = [t.contiguous() for t in whole if t is not None]
+        mu, *others = native.many(data, order.contiguous(), rows, tensors[len(data) :])
+        mu, var = (t.flatten(0, 1) for t in (mu, others[0] if made.layout[0].moments[0] else torch.zeros_like(mu)))
+        return mu, var
+
+    def _made_for(self, batch: Batch) -> tuple[_Made, list[Tensor]]:
+        """The compiled step for batches like this, and the tensors that it works on."""
         given = [t.contiguous() for t in batch if t is not None]
         carried = [layer.carried() for layer in self._recurrent]
         tensors = [*given, *(t for states in carried for t in states), *(at[name] for at, name in self._slots)]
@@ -100,13 +131,13 @@ class CompiledStep:
         made = self._made.get(key)
         if made is None:
             made = self._made[key] = self._make(batch, carried, tensors)
-        return self._unpack_outputs(made, list(made.run(*tensors)))
+        return made, tensors
 
-    def _unpack_outputs(self, made: _Made, outputs: list[Tensor]) -> Gaussian:
+    def _unpack_outputs(self, layout: _Layout, outputs: list[Tensor]) -> Gaussian:
         """The prediction; the carried states are handed to their layers."""
         values = iter(outputs)
-        out = Gaussian(next(values), *(next(values) if there else None for there in made.moments))
-        for layer, count in zip(self._recurrent, made.carried, strict=True):
+        out = Gaussian(next(values), *(next(values) if there else None for there in layout.moments))
+        for layer, count in zip(self._recurrent, layout.carried, strict=True):
             layer.carry(tuple(islice(values, count)))
         return out
 
@@ -114,11 +145,11 @@ class CompiledStep:
     def _make(self, batch: Batch, carried: Sequence[Tensors], tensors: Tensors) -> _Made:
         self._check()
         counts = [len(states) for states in carried]
-        layouts: list[tuple[tuple[bool, bool], list[int]]] = []
+        layout: list[_Layout] = []
 
         def run(*values: Tensor) -> list[Tensor]:
             out, after = self._with(batch, counts, iter(values))
-            layouts[:] = [((out.var is not None, out.jcb is not None), [len(states) for states in after])]
+            layout[:] = [_Layout((out.var is not None, out.jcb is not None), [len(states) for states in after])]
             return [t for t in (*out, *chain.from_iterable(after)) if t is not None]
 
         def reference(*values: Tensor) -> list[Tensor]:
@@ -126,9 +157,23 @@ class CompiledStep:
                 return run(*values)
 
         given = len(tensors) - len(self._slots)
-        candidates = self._candidates(run, tensors, given)
-        checked = Checked(run, reference, candidates, self._eps(tensors))
-        return _Made(checked, *layouts[0])
+        structure = [tuple(t is None for t in batch), counts]
+        candidates = chain(self._native(reference, tensors, structure), self._candidates(run, tensors, given))
+        return _Made(Checked(run, reference, candidates, self._eps(tensors)), layout)
+
+    def _native(self, run: Callable[..., list[Tensor]], tensors: Tensors, structure: Any) -> Iterator[StepCandidate]:
+        """The step of a small network on a CPU as plain loops."""
+        try:
+            layouts = [(tuple(t.shape), t.stride(), str(t.dtype)) for t in tensors]
+            settings = [
+                (type(layer).__qualname__, get(of))
+                for layer, (of, get) in zip(self._layers, self._settings, strict=True)
+            ]
+            code = code_of(type(layer) for layer in self._layers)
+            words = torch.__version__, self.name, repr(self.net), settings, layouts, structure, code
+            yield StepCandidate("native", native_step(run, tensors, repr(words)))
+        except NotNativeError as error:
+            logger.debug("TrainStep: no native step: %s", error)
 
     def _candidates(self, run: Callable[..., list[Tensor]], tensors: Tensors, given: int) -> Iterator[StepCandidate]:
         """Faster versions of the step, the fastest first."""

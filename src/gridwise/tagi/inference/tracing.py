@@ -6,13 +6,13 @@ also true inside a `torch.compile` of the user's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
 
 _TRACED = ContextVar("gridwise_tagi_traced", default=False)
 
@@ -22,10 +22,19 @@ def is_traced() -> bool:
     return torch.compiler.is_compiling() or _TRACED.get()
 
 
-def trace(function: Callable[..., list[Tensor]], tensors: Sequence[Tensor]) -> GraphModule:
-    """The graph of `function(*tensors)`; nothing is computed, and the tensors keep their values."""
+@contextmanager
+def traced() -> Iterator[None]:
+    """In the body, the layers are being traced."""
     token = _TRACED.set(True)
     try:
-        return make_fx(function, tracing_mode="fake")(*tensors)
+        yield
     finally:
         _TRACED.reset(token)
+
+
+def trace(function: Callable[..., list[Tensor]], tensors: Sequence[Tensor]) -> GraphModule:
+    """The graph of `function(*tensors)`; nothing is computed, and the tensors keep their values."""
+    from torch.fx.experimental.proxy_tensor import make_fx  # takes seconds to import, and native steps do not need it
+
+    with traced():
+        return make_fx(function, tracing_mode="fake")(*tensors)

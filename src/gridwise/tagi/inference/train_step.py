@@ -11,7 +11,7 @@ minutes. There is no second implementation of the mathematics.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -72,7 +72,7 @@ class TrainStep:
             )
         self.net, self.observe, self.compile = net, observe, compile
         self._last_noise: tuple[Any, Tensor] | None = None
-        self._run: Callable[[Batch], Gaussian] = CompiledStep(net, self._plain) if compile else self._plain
+        self._run: Callable[[Batch], Gaussian] = CompiledStep(net, self._plain, observe) if compile else self._plain
 
     @torch.no_grad()
     def __call__(
@@ -82,6 +82,89 @@ class TrainStep:
         out = self._run(self._together("forward", lambda: self._batch(x, y, noise, index, var_x)))
         self.net.output_z_buffer.gaussian = out
         return out.mu, out.variance()
+
+    @torch.no_grad()
+    def epoch(
+        self,
+        x: Values,
+        y: Values,
+        noise: Values = 0.0,
+        index: Values | None = None,
+        *,
+        batch_size: int = 16,
+        order: Values | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Learn from all rows once, in batches; returns mean and variance of each row, predicted before it was learnt.
+
+        A compiled step of a small network on a CPU takes one call for all batches of `batch_size` rows.
+
+        Parameters
+        ----------
+        x, y, noise, index
+            As in a call, for all rows; `noise` is one number, or of the shape of `y`.
+        batch_size
+            Rows of a batch; the last may be smaller.
+        order
+            The rows in the order in which they are learnt; by default 0, 1, 2, ... Rows that are left out are not learnt, and
+            their predictions are NaN.
+
+        Examples
+        --------
+        >>> from gridwise.tagi import nn
+        >>> step = nn.TrainStep(nn.Sequential(nn.Linear(3, 1)))
+        >>> mu, var = step.epoch(torch.ones(8, 3), torch.zeros(8, 1), 0.1, batch_size=4)
+        >>> mu.shape
+        torch.Size([8, 1])
+        """
+        if batch_size < 1:
+            raise ArgumentError(f"TrainStep.epoch: `batch_size` (={batch_size}) is less than one.")
+        whole = self._together("forward", lambda: self._rows(x, y, noise, index))
+        rows = len(whole[0])
+        turns = torch.arange(rows) if order is None else torch.as_tensor(order).to("cpu", torch.long).flatten()
+        if len(turns) and not 0 <= int(turns.min()) <= int(turns.max()) < rows:
+            raise ArgumentError(f"TrainStep.epoch: `order` has rows that are not among the {rows} of `x`.")
+        mu = var = torch.zeros(rows, 0)
+        for start, count, out in self._parts(whole, turns, batch_size):
+            if start == 0:
+                mu, var = (t.new_full((rows, *t.shape[1:]), torch.nan) for t in out)
+            places = turns[start : start + count].to(mu.device)
+            mu[places], var[places] = out
+        return mu, var
+
+    def _rows(self, x: Values, y: Values, noise: Values, index: Values | None) -> _Batch:
+        """The data of an epoch, with a row for each of `x`; one number for the noise has no dims."""
+        whole = self._batch(x, y, noise, index, None)
+        rows = len(whole.mu_x)
+        parts = []
+        for name, t in (("y", whole.y), ("noise", whole.noise), ("index", whole.where)):
+            if t is None or (name == "noise" and t.numel() == 1):
+                parts.append(None if t is None else t.reshape(()))
+            elif t.ndim > 1 and len(t) == rows:
+                parts.append(t)
+            elif rows and t.numel() % rows == 0:
+                parts.append(t.reshape(rows, -1))
+            else:
+                raise ArgumentError(f"TrainStep.epoch: `{name}` of shape {tuple(t.shape)} is not that of {rows} rows.")
+        return _Batch(whole.mu_x, whole.var_x, *parts)  # type: ignore[arg-type]
+
+    def _parts(self, whole: _Batch, turns: Tensor, size: int) -> Iterator[tuple[int, int, tuple[Tensor, Tensor]]]:
+        """The steps of an epoch, many at once where that can be: from which turn, of how many rows, their prediction."""
+        start = 0
+        while start < len(turns):
+            here = turns[start : start + size]
+            left = (len(turns) - start) // size * size
+            if left and isinstance(self._run, CompiledStep):
+                made = self._run.many(whole, turns[start : start + left], size)
+                if made is not None:
+                    yield start, left, made
+                    start += left
+                    continue
+            at = here.to(whole.mu_x.device)
+            batch = _Batch(*(t if t is None or not t.ndim else t[at] for t in whole))  # type: ignore[arg-type]
+            out = self._run(batch) if len(here) == size else self._plain(batch)
+            self.net.output_z_buffer.gaussian = out
+            yield start, len(here), (out.mu, out.variance())
+            start += size
 
     def _batch(self, x: Values, y: Values, noise: Values, index: Values | None, var_x: Values | None) -> _Batch:
         given = self.net._input(x, var_x)

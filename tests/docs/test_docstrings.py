@@ -23,7 +23,8 @@ NEED_A_LAUNCHER = (
     "gridwise.comm.transports.mpi",
     "gridwise.comm.launching.worker",
 )
-NEED_ANOTHER_LIBRARY = tuple(f"gridwise.integrations.{name}" for name in ("monai", "diffusers", "lightning"))
+ADAPTED = ("monai", "diffusers", "lightning", "accelerate", "transformers")
+NEED_ANOTHER_LIBRARY = tuple(f"gridwise.integrations.{name}" for name in ADAPTED)
 """Their examples run in `make test-integrations`."""
 MODULES = [
     name

@@ -16,7 +16,7 @@ from gridwise.integrations.exact import exact
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 
 
-@pytest.mark.parametrize("name", ["monai", "diffusers", "lightning"])
+@pytest.mark.parametrize("name", ["monai", "diffusers", "lightning", "accelerate", "transformers"])
 def test_a_missing_library_is_named_with_its_extra(name, monkeypatch):
     for loaded in [module for module in sys.modules if module.partition(".")[0] == name]:
         monkeypatch.delitem(sys.modules, loaded)

@@ -24,12 +24,12 @@ from ..models.model import DistributedModel
 from ..nn.engine.module import Module as DistributedLayer
 from ..nn.parameters.no_sync import no_sync
 from ..nn.parameters.replicas import synchronise_replicas
-from ..optim import GradScaler
 from ..partition import CartesianPartition, PartitionLike, as_partition, world
 from .libraries import library
 from .trainers import batches, states
 from .trainers.metrics import Metrics, without_sync
 from .trainers.own_steps import comparing_logs
+from .trainers.scaling import deciding_together
 from .trainers.steps import RecordedStep, refuse_unsupported
 
 ClusterEnvironment: Any = library("lightning.fabric.plugins.environments").ClusterEnvironment
@@ -165,17 +165,8 @@ class GridStrategy(ParallelStrategy):
     def _scale_together(self) -> None:
         """Let the workers decide together whether to skip a step of mixed precision."""
         scaler = getattr(self.precision_plugin, "scaler", None)
-        if isinstance(scaler, torch.amp.GradScaler) and not isinstance(scaler, GradScaler):
-            own = GradScaler(
-                self.precision_plugin.device,
-                scaler.get_scale(),
-                scaler.get_growth_factor(),
-                scaler.get_backoff_factor(),
-                scaler.get_growth_interval(),
-                scaler.is_enabled(),
-                P=self.P_x,
-            )
-            self.precision_plugin.scaler = own
+        if isinstance(scaler, torch.amp.GradScaler):
+            self.precision_plugin.scaler = deciding_together(scaler, self.precision_plugin.device, self.P_x)
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:

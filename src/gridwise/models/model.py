@@ -155,7 +155,8 @@ def refuse_wrapper(outer: torch.nn.Module, name: str, inner: torch.nn.Module | N
                 f"{what} is distributed already; {type(outer).__name__} around it would average gradients that are sums.\n"
                 "  fix: use it as it is: a grid whose batch axis is longer than 1 is data parallel. Give all workers the same "
                 "rows of the data (no DistributedSampler). With Lightning, in place of strategy='ddp': "
-                "Trainer(strategy=gridwise.integrations.lightning.GridStrategy(grid=(1, 1, 2, 2)), devices=1)."
+                "Trainer(strategy=gridwise.integrations.lightning.GridStrategy(grid=(1, 1, 2, 2)), devices=1). With "
+                "Accelerate and transformers: gridwise.integrations.accelerate.GridAccelerator(grid=(1, 1, 2, 2))."
             )
 
 

@@ -33,7 +33,13 @@ def comparing_logs(module: torch.nn.Module, P_x: Partition) -> Iterator[None]:
 
 
 def _log(log: Any, P_x: Partition, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-    text, what = _described(value), f"self.log({name!r})"
+    compare(value, P_x, f"self.log({name!r})")
+    log(name, value, *args, **kwargs)
+
+
+def compare(value: Any, P_x: Partition, what: str) -> None:
+    """Raise on all workers if they give `what` different numbers."""
+    text = _described(value)
     if len(P_x.team) > 1 and not opening(P_x.transport, P_x.team, what, key_of(what), key_of(text)).is_common:
         raise PartitionError(
             f"{what} got other numbers on some workers: those of their blocks.\n"
@@ -41,7 +47,6 @@ def _log(log: Any, P_x: Partition, name: str, value: Any, *args: Any, **kwargs: 
             + "  fix: compute it in a distributed function, gridwise.distribute(lambda x, y: ..., P_x), whose result is of the "
             "whole; a metric takes whole tensors, gridwise.nn.functional.all_gather(y, P_y, range(P_y.dim))."
         )
-    log(name, value, *args, **kwargs)
 
 
 def _described(value: Any) -> str:

@@ -91,7 +91,7 @@ soak: $(READY)
 
 # Pages in Debian's chromium, without a screen.
 browser: $(READY)
-	$(BIN)/python -m pytest -m browser tests/planning
+	$(BIN)/python -m pytest -m browser tests/planning tests/docs
 
 bench: $(READY)
 	$(BIN)/python benchmarks/run.py --write

@@ -13,13 +13,25 @@ function codeOf(block) {
   return text.join("\n");
 }
 
+function copyOldWay(text) { // where a page is no secure context: http, and files in some browsers
+  const area = document.body.appendChild(document.createElement("textarea"));
+  area.value = text;
+  area.select();
+  const done = document.execCommand("copy");
+  area.remove();
+  return done;
+}
+
 async function copyFrom(block, button) {
+  const text = codeOf(block);
+  let done = false;
   try {
-    await navigator.clipboard.writeText(codeOf(block));
-    button.textContent = "copied";
+    await navigator.clipboard.writeText(text);
+    done = true;
   } catch {
-    button.textContent = "not allowed"; // some browsers copy from https alone
+    done = copyOldWay(text);
   }
+  button.textContent = done ? "copied" : "not allowed";
   setTimeout(() => { button.textContent = "copy"; }, 1500);
 }
 

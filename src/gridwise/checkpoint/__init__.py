@@ -14,6 +14,7 @@ from .interchange.torchdistx import load_state_dict as load_state_dict
 from .interchange.torchdistx import save_state_dict as save_state_dict
 from .reading.loading import load as load
 from .reading.loading import verify as verify
+from .reading.renaming import LoadReport as LoadReport
 from .series import Series as Series
 from .state.per_worker import PerWorker as PerWorker
 from .writing.background import Pending as Pending

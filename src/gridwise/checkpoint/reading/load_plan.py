@@ -22,6 +22,7 @@ from ..state.key_tree import KeyNode, find, tree_of
 from ..state.optimisers import names_of_parameters
 from . import available_memory
 from .chunk_reads import Want
+from .renaming import unused_of
 from .shared_memory_targets import overlaps_itself
 
 
@@ -37,12 +38,20 @@ class ReadPlan:
 class LoadPlanner:
     """How worker `rank`, which is number `place` of the `workers` that load, fills `into` from a checkpoint."""
 
-    def __init__(self, manifest: Manifest, into: object, rank: int, place: int, workers: int, cast: bool) -> None:
-        self.manifest, self.into, self.cast = manifest, into, cast
+    def __init__(
+        self, manifest: Manifest, into: object, rank: int, place: int, workers: int, cast: bool, strict: bool = True
+    ) -> None:
+        self.manifest, self.into, self.cast, self.strict = manifest, into, cast, strict
         self.rank, self.place, self.workers = rank, place, workers
         self.plan = ReadPlan()
         self.made: dict[int, Tensor] = {}
         self._new_bytes = 0
+        self.missing_names: list[str] = []
+        """What `into` has and the checkpoint lacks, if that may be."""
+        self.used: set[str] = set()
+        """What is taken from the checkpoint; a key stands for all below it."""
+        self.list_lengths: set[str] = set()
+        """The lists whose items are taken one by one: their own entries say how long they are."""
 
     @cached_property
     def names(self) -> dict[int, str]:
@@ -58,8 +67,21 @@ class LoadPlanner:
     def below(self, key: str) -> KeyNode | None:
         return find(self.tree, key)
 
+    def skips(self, key: str) -> bool:
+        """Whether what stands at `key` of `into` stays as it is, because the checkpoint lacks it."""
+        if self.strict or self.below(key) is not None:
+            return False
+        self.missing_names.append(key)
+        return True
+
+    def left_out(self) -> list[str]:
+        """What the checkpoint has and nothing takes."""
+        keys = [key for key in (*self.manifest.tensors, *self.manifest.values) if key not in self.list_lengths]
+        return unused_of(keys, self.used | {want.key for want in self.plan.wants})
+
     def everything(self, key: str) -> Any:
         """New memory for all that was saved below `key`, nested as it was; to be filled when the plan is read."""
+        self.used.add(key)
         found = self.below(key)
         if found is None:
             raise self.missing(key)
@@ -86,6 +108,7 @@ class LoadPlanner:
         self.plan.finish.append(partial(put, value))
 
     def stored(self, key: str) -> StoredTensor:
+        self.used.add(key)
         stored = self.manifest.tensors.get(key)
         if stored is None:
             if key in self.manifest.values:
@@ -109,7 +132,8 @@ class LoadPlanner:
         if stored.shape != shape:
             raise CheckpointMismatch(
                 f"{key!r} has the global shape {list(stored.shape)} in the checkpoint, {list(shape)} in `into`.\n"
-                "  fix: build `into` as what was saved; `gridwise checkpoint show` lists all shapes."
+                "  fix: build `into` as what was saved; `gridwise checkpoint show` lists all shapes. Or leave it out: "
+                f"load(..., rename={{{key!r}: None}}, strict=False)."
             )
         if stored.dtype != dtype and not self.cast:
             raise CheckpointMismatch(

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ...errors import CheckpointError
+from ...log import logger
 from ...partition import Partition
 from ..consensus import Consensus, collector_paused
 from ..format.chunks import checksum
@@ -30,6 +31,7 @@ from .load_plan import ReadPlan
 from .open_file import MissingFile
 from .read_ahead import reading_ahead
 from .reader import Progress, Reader, check_tied
+from .renaming import LoadReport, Rename, renamed
 from .restore import plan_load
 
 ATTEMPTS = 5
@@ -43,8 +45,16 @@ CHECKED, UNCHECKED, FAILED, REPLACED = range(4)
 """How a worker has started; the maximum over all workers decides how they go on."""
 
 
-def load(path: str | os.PathLike[str], into: object = None, P: Partition | None = None, *, cast: bool = False) -> Any:
-    """Fill `into` from the checkpoint at `path`, and return it.
+def load(
+    path: str | os.PathLike[str],
+    into: object = None,
+    P: Partition | None = None,
+    *,
+    cast: bool = False,
+    rename: Rename | None = None,
+    strict: bool = True,
+) -> Any:
+    """Fill `into` from the checkpoint at `path`, and return it; with ``strict=False``, a `LoadReport`.
 
     Parameters
     ----------
@@ -54,6 +64,12 @@ def load(path: str | os.PathLike[str], into: object = None, P: Partition | None 
         put back into their dicts. Without it, all that was saved is returned as a nested dict of whole tensors.
     P : the workers that load together, default `gridwise.world()`. All of them call this; on others it does nothing.
     cast : convert tensors whose dtype differs, instead of raising
+    rename : new names by those in the checkpoint, ``{"model/encoder": "model/backbone", "model/head": None}``: of what has
+        a name and of all below it; None leaves it out. Or a function of a key that returns the new one. Optimisers follow
+        their parameters
+    strict : whether names that the checkpoint lacks, and names inside modules and optimisers that `into` lacks, are
+        errors. If not, what is missing stays as it is, and the report says what was left out. Other shapes and dtypes are
+        errors in any case
 
     Raises
     ------
@@ -73,17 +89,25 @@ def load(path: str | os.PathLike[str], into: object = None, P: Partition | None 
     >>> state = checkpoint.load(path, into={"model": model, "optim": optimiser})
     """
     if P is not None and not P.active:
-        return into
+        return into if strict else LoadReport(into, (), ())
     place = place_of(path)
     consensus = Consensus(P, "loading", place)
     consensus.settle()
     with collector_paused():
-        return _load(consensus, place, into, cast)
+        return _load(consensus, place, into, Wish(cast, rename, strict))
 
 
-def _load(consensus: Consensus, path: Place, into: object, cast: bool) -> Any:
+class Wish(NamedTuple):
+    """How a state is to be filled: the arguments of `load`."""
+
+    cast: bool
+    rename: Rename | None
+    strict: bool
+
+
+def _load(consensus: Consensus, path: Place, into: object, wish: Wish) -> Any:
     for attempt in range(1, ATTEMPTS + 1):
-        started = _started(consensus, path, into, cast, attempt)
+        started = _started(consensus, path, into, wish, attempt)
         if started is not None:
             break
     assert started is not None
@@ -94,11 +118,13 @@ def _load(consensus: Consensus, path: Place, into: object, cast: bool) -> Any:
         consensus.together(
             partial(_fill, reader, plan), tail="\n  the state may be partly filled: load again before using it."
         )
+    if isinstance(plan.result, LoadReport) and consensus.is_root and (plan.result.missing or plan.result.left_out):
+        logger.warning("%s:\n%s", consensus.what, plan.result)
     return plan.result
 
 
 def _started(
-    consensus: Consensus, path: Place, into: object, cast: bool, attempt: int
+    consensus: Consensus, path: Place, into: object, wish: Wish, attempt: int
 ) -> tuple[ReadPlan, Reader, bool] | None:
     """The plan, the open data files, and whether all workers have checked theirs.
 
@@ -113,8 +139,9 @@ def _started(
         data = read_contents_bytes(path) if data is None else data
         number = int(checksum(data)[1:], 16)
         with reading_ahead(path / f"data-{likely_id(data)}" / f"w{consensus.index}.safetensors"):
-            manifest = contents_of(data, path)
-            plan = plan_load(manifest, into, consensus.rank, consensus.index, consensus.size, cast)
+            manifest = renamed(contents_of(data, path), wish.rename)
+            here = consensus.rank, consensus.index, consensus.size
+            plan = plan_load(manifest, into, *here, wish.cast, wish.strict)
             reader = Reader(path, manifest, reads_of_all(plan.wants), consensus.transport.cores)
             if reader.nbytes <= CHECK_BEFORE_VOTE:
                 _check(reader, plan)

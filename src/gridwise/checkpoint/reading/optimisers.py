@@ -27,6 +27,7 @@ def plan_optimiser(load: LoadPlanner, key: str, optimiser: torch.optim.Optimizer
     """Add to the plan what fills an optimiser that stands under `key`."""
     names = parameter_names(optimiser, load.names, key or "into")
     _check_kind(load, key, optimiser)
+    load.used.add(joined(key, "kind"))
     saved = load.below(joined(key, "groups"))
     if saved is None or saved.kind is not dict:
         raise load.missing(joined(key, "groups"))
@@ -34,11 +35,13 @@ def plan_optimiser(load: LoadPlanner, key: str, optimiser: torch.optim.Optimizer
         raise CheckpointMismatch(
             f"{key!r}: the {type(optimiser).__name__} has {len(names)} parameter groups, {len(saved.children)} were saved."
         )
+    groups = [joined(key, "groups", place, "params") for place in range(len(names))]
+    were_saved = {name for at in groups for name in load.manifest.values.get(at) or ()}
     for place, (group, group_names) in enumerate(zip(optimiser.param_groups, names, strict=True)):
         options = load.everything(joined(key, "groups", place))
         if not isinstance(options, dict):
             raise load.missing(joined(key, "groups", place, "params"))
-        if options.get("params") != group_names:
+        if options.get("params") != group_names and load.strict:
             first, second = set(group_names), set(options.get("params") or ())
             raise CheckpointMismatch(
                 f"{key!r}: group {place} of the {type(optimiser).__name__} has other parameters than were saved.",
@@ -52,6 +55,9 @@ def plan_optimiser(load: LoadPlanner, key: str, optimiser: torch.optim.Optimizer
         _check_options(key, optimiser, options, group)
         load.later(group.update, options)
         for name, parameter in zip(group_names, group["params"], strict=True):
+            if name not in were_saved:  # with strict=False its state stays as it is
+                load.missing_names.append(joined(key, "state", name))
+                continue
             now, block = optimiser.state.get(parameter, {}), block_of(optimiser, parameter)
             state = _state_of(load, joined(key, "state", name), block, now, group)
             load.plan.finish.append(partial(_set_state, optimiser, parameter, state))
@@ -97,6 +103,7 @@ def _state_of(
     state: dict[Any, Any] = {}
     for part_of_key, child in found.children.items():
         name = name_of(part_of_key, key)
+        load.used.add(child.key)
         stored = load.manifest.tensors.get(child.key)
         if stored is not None and stored.shape == share.shape:
             state[name] = _like_parameter(load, child.key, stored, parameter, share, now.get(name))

@@ -50,13 +50,17 @@ from ..state.plain_tensors import plain_of
 from .chunk_reads import Want
 from .load_plan import LoadPlanner, ReadPlan, listed
 from .optimisers import plan_optimiser
+from .renaming import LoadReport
 
 
-def plan_load(manifest: Manifest, into: object, rank: int, place: int, workers: int, cast: bool) -> ReadPlan:
+def plan_load(
+    manifest: Manifest, into: object, rank: int, place: int, workers: int, cast: bool, strict: bool = True
+) -> ReadPlan:
     """The plan by which worker `rank`, number `place` of `workers`, fills `into` (None: a new nested dict of all)."""
-    load = LoadPlanner(manifest, into, rank, place, workers, cast)
+    load = LoadPlanner(manifest, into, rank, place, workers, cast, strict)
     if into is None:
-        load.plan.result = load.everything("")
+        made = load.everything("")
+        load.plan.result = made if strict else LoadReport(made, (), ())
         return load.plan
     check_state(into)
     if isinstance(into, dict):
@@ -65,7 +69,7 @@ def plan_load(manifest: Manifest, into: object, rank: int, place: int, workers: 
         _fill(load, "", into, lambda _: None, 0)
     if any(want.address and want.target.data_ptr() != want.address for want in load.plan.wants):
         raise CheckpointMismatch("a `state_dict()` in `into` moves the memory of tensors that stand before it.")
-    load.plan.result = into
+    load.plan.result = into if strict else LoadReport(into, tuple(load.missing_names), tuple(load.left_out()))
     return load.plan
 
 
@@ -75,6 +79,8 @@ def plan_load(manifest: Manifest, into: object, rank: int, place: int, workers: 
 def _fill(load: LoadPlanner, key: str, value: object, put: Callable[[Any], None], depth: int) -> None:
     if depth > DEEPEST:
         raise CheckpointMismatch(f"{key!r} of `into` is nested deeper than {DEEPEST} levels, or holds itself.")
+    if not isinstance(value, torch.nn.Module) and load.skips(key):
+        return
     if is_tensor(value):
         _tensor(load, key, value, put)
     elif isinstance(value, torch.nn.Module):
@@ -109,6 +115,8 @@ def _plain_tensors(load: LoadPlanner, key: str, items: Mapping[Any, Any]) -> dic
     tensors, wants, checked = load.manifest.tensors, load.plan.wants, load.manifest.files_of is None
     for at, x, address, code, shape in zip(*columns, strict=True):
         stored = tensors.get(at)
+        if stored is None and load.skips(at):
+            continue
         if stored is None or stored.code != code or stored.shape != shape or len(stored.blocks) != 1:
             _tensor(load, at, x, lambda _: None)
         else:
@@ -120,6 +128,7 @@ def _items(
     load: LoadPlanner, key: str, value: list[Any] | tuple[Any, ...], put: Callable[[Any], None], depth: int
 ) -> None:
     found = load.below(key)
+    load.list_lengths.add(key)
     length = len(found.children) if found is not None and found.kind in (list, tuple) else None
     if length != len(value):
         raise CheckpointMismatch(
@@ -136,6 +145,7 @@ def _items(
 
 
 def _per_worker(load: LoadPlanner, key: str, value: PerWorker, depth: int) -> None:
+    load.used.add(key)
     count = load.manifest.per_worker.get(key)
     if count is None:
         if load.below(key) is None:
@@ -208,6 +218,9 @@ def _module(load: LoadPlanner, key: str, module: torch.nn.Module, depth: int) ->
     if _is_single_module(load, key):
         key = ""
     names = _without_tied(load, key, module.state_dict(keep_vars=True))
+    if names and load.skips(key):
+        load.plan.finish.append(partial(materialize_rest, module))
+        return
     _check_names(load, key, (joined(key, name) for name in names), f"the {type(module).__name__}")
     own = {id(x) for part in module.modules() for x in (*part._parameters.values(), *part._buffers.values())}
     copies = [
@@ -225,6 +238,8 @@ def _module(load: LoadPlanner, key: str, module: torch.nn.Module, depth: int) ->
             way, last = name.rsplit(".", 1)
             owner = module.get_submodule(way)
         if last == "_extra_state":
+            if load.skips(joined(key, name)):
+                continue
             load.later(owner.set_extra_state, _as_before(item, load.everything(joined(key, name))))
         else:
             _fill(load, joined(key, name), item, partial(setattr, owner, last), depth + 1)
@@ -252,6 +267,8 @@ def _without_tied(load: LoadPlanner, key: str, names: Mapping[str, Any]) -> dict
 
 
 def _check_names(load: LoadPlanner, key: str, wanted: Iterable[str], what: str) -> None:
+    if not load.strict:
+        return
     expected = set(wanted)
     prefix = f"{key}/" if key else ""
     stored = {name for name in (*load.manifest.tensors, *load.manifest.values) if name.startswith(prefix)}

@@ -103,6 +103,7 @@ bench-gpu: $(READY)
 # Public models on four workers against themselves; goes on where it stopped.
 zoo: $(READY)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[zoo]'
+	$(BIN)/python -m pip install --quiet --no-deps 'ultralytics>=8.3' # asks for OpenCV with windows, which a server cannot load
 	$(BIN)/python -m zoo.run --write
 
 # Other people's tests, cut in many ways, compared with docs/conformance.md; goes on where it stopped. All take a night: FRACTION=1.

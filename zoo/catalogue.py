@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from . import autoencoders, losses, others
 from .classics import CLASSICS
 from .compiled_ops import declare
 
@@ -35,8 +36,8 @@ class Specimen:
 
     @property
     def grid(self) -> Shape:
-        """Four workers, two along each of the last two dims."""
-        return (*(1,) * (len(self.shape) - 2), 2, 2)
+        """Four workers, two along each of the last two dims; along the only dim of a sound."""
+        return (1, 1, 4) if len(self.shape) == 3 else (*(1,) * (len(self.shape) - 2), 2, 2)
 
     def input(self) -> torch.Tensor:
         return torch.randn(self.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
@@ -282,10 +283,32 @@ def _decoder(model: Any) -> torch.nn.Module:
     return model.decoder
 
 
+def _autoencoders() -> Iterator[Specimen]:
+    for name, (_, _, encoded, latents) in autoencoders.AUTOENCODERS.items():
+        yield Specimen(f"vae.{name}.encode", partial(autoencoders.encoder, name), encoded, kind="transformer")
+        yield Specimen(f"vae.{name}.decode", partial(autoencoders.decoder, name), latents, kind="transformer")
+
+
+def _losses() -> Iterator[Specimen]:
+    for library, found in (("kornia", losses.of_kornia), ("monai", losses.of_monai), ("piqa", losses.of_piqa)):
+        yield from (Specimen(f"loss.{library}.{name}", build) for name, build in found())
+
+
+def _others(prefix: str, found: Callable[[], Iterator[others.Made]]) -> Iterator[Specimen]:
+    for name, build, shape, kind in found():
+        yield Specimen(f"{prefix}.{name}", build, shape, kind=kind)
+
+
 LIBRARIES = {
     "classics": _classics,
     "tv tvseg tvvideo tvdet": _torchvision,
     "timm": _timm,
     "monai": _monai,
     "diffusers": _diffusers,
+    "vae": _autoencoders,
+    "loss": _losses,
+    "nnunet": partial(_others, "nnunet", others.of_nnunet),
+    "yolo": partial(_others, "yolo", others.of_ultralytics),
+    "neuralop": partial(_others, "neuralop", others.of_neuralop),
+    "hf": partial(_others, "hf", others.of_transformers),
 }

@@ -3,7 +3,8 @@
     python -m zoo.run [name ...] [--fresh] [--threads] [--kept] [--write]
 
 Each finding is kept in out/zoo.jsonl, or in out/zoo-tiled.jsonl, as soon as it is there; a run that was interrupted goes on
-where it stopped. With names, only models whose names begin so. `--write` puts the table into docs/zoo.md.
+where it stopped. With names, only models whose names begin so. `--write` puts the table into docs/zoo.md: what was found here,
+and of all other models what was found last (zoo/found.json).
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from .check import Finding, check
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "out" / "zoo.jsonl"
 TABLE = ROOT / "docs" / "zoo.md"
+FOUND = ROOT / "zoo" / "found.json"
+"""What the page says: for each model, what was found of it last, distributed and by tiles."""
 LIMIT = 900.0
 WORKERS = 4
 KNOWN_GATHERS = frozenset({"col2im"})
@@ -59,11 +62,24 @@ def main() -> None:
     names = [each.name for each in chosen]
     by_tiles = tiled.kept() if arguments.kept else tiled.examine(names)
     if arguments.write:
-        TABLE.write_text(table(findings, names, by_tiles))
+        write(findings, by_tiles)
     wrong = [name for name in names if name in by_tiles and by_tiles[name].outcome == "wrong"]
     for name in wrong:
         print(f"wrong by tiles: {name}: {by_tiles[name].error:.1e}")
     sys.exit(verdict(findings) or int(bool(wrong)))
+
+
+def write(findings: Sequence[Finding], by_tiles: Mapping[str, tiled.TiledFinding]) -> None:
+    """Put findings in the place of earlier ones of the same models, and write the page of all models."""
+    known = json.loads(FOUND.read_text())
+    known["distributed"] |= {each.name: vars(each) for each in findings}
+    known["by tiles"] |= {name: vars(each) for name, each in by_tiles.items()}
+    names = [each.name for each in specimens()]
+    known = {kind: {name: each[name] for name in names if name in each} for kind, each in known.items()}
+    FOUND.write_text(json.dumps(known, indent=0) + "\n")
+    all_findings = [Finding(**each) for each in known["distributed"].values()]
+    all_tiles = {name: tiled.TiledFinding(**each) for name, each in known["by tiles"].items()}
+    TABLE.write_text(table(all_findings, names, all_tiles))
 
 
 def kept() -> dict[str, Finding]:
@@ -114,7 +130,9 @@ def line(found: Finding) -> str:
 LIBRARY_NAMES = {
     "classics": "well-known public repositories, rewritten",
     "tv": "torchvision", "tvseg": "torchvision", "tvvideo": "torchvision", "tvdet": "torchvision",
-    "timm": "timm", "monai": "MONAI", "diffusers": "diffusers",
+    "timm": "timm", "monai": "MONAI", "diffusers": "diffusers", "vae": "diffusers, autoencoders",
+    "loss": "kornia, MONAI and piqa: losses and filters", "nnunet": "nnU-Net", "yolo": "ultralytics",
+    "neuralop": "neuraloperator", "hf": "transformers",
 }  # fmt: skip
 
 
@@ -145,7 +163,7 @@ def table(findings: list[Finding], names: Sequence[str], by_tiles: Mapping[str, 
     found = {finding.name: finding for finding in findings}
     counts = Counter(finding.outcome for finding in findings)
     versions = Counter(finding.torch.partition("+")[0] for finding in findings)
-    on_threads = sum(finding.workers == "threads" for finding in findings)
+    kinds = Counter(finding.workers for finding in findings)
     rows = [
         "# The zoo",
         "",
@@ -155,13 +173,14 @@ def table(findings: list[Finding], names: Sequence[str], by_tiles: Mapping[str, 
         f"{counts['refused']} are refused, {counts['wrong']} are wrong, {counts['failed']} could not be tried; "
         f"{len(names) - len(findings)} are still to be run.",
         "",
-        f"The workers were threads of one process for {on_threads} of them (`python -m zoo.run --threads`): one recording, "
-        "four programs, the messages in memory. For the others they were processes, through `gridwise.distribute`. Versions "
+        f"Workers: {', '.join(f'{kind} for {count}' for kind, count in kinds.items())}. Threads are those of one process "
+        "(`python -m zoo.run --threads`): one recording, four programs, the messages in memory. Processes go through "
+        "`gridwise.distribute`. Versions "
         f"of torch: {', '.join(f'{version} for {count}' for version, count in versions.items())}.",
         "",
         "*Equal* is an error of at most 1e-9, relative to the largest number of each tensor, or 100 times what a relative "
-        "change of the input by 1e-15 causes in the sequential model. A model of which a worker computes more than nine "
-        "tenths counts as refused.",
+        "change of the input by 1e-15 causes in the sequential model, or 1e-5 if the model itself computes in float32. A model "
+        "of which a worker computes more than nine tenths counts as refused.",
         "",
         about_tiles(by_tiles),
         "",

@@ -145,8 +145,9 @@ class _StateFlattener:
         """Whether a `state_dict()` was called after addresses had been recorded."""
         self.in_per_worker = False
         """Inside a `PerWorker`: names and values are this worker's own."""
-        self.first_names: dict[int, tuple[Tensor, str]] = {}
-        """The tensors of dicts and modules by their `id`, which is theirs as long as they are kept, with their keys."""
+        self.seen: set[int] = set()
+        """The tensors of the dicts and modules in `walked`, by their `id`, which is theirs as long as they are kept."""
+        self.walked: list[tuple[str, Mapping[Any, Any]]] = []
 
     @cached_property
     def names(self) -> dict[int, str]:
@@ -207,14 +208,21 @@ class _StateFlattener:
         """The items without the tensors that the state has under an earlier name already, which are noted as tied to it."""
         if self.in_per_worker:
             return items
-        first = {
-            name: self.first_names.setdefault(id(x), (x, joined(key, name)))[1]
-            for name, x in items.items()
-            if is_tensor(x)
-        }
-        tied = {name: at for name, at in first.items() if at != joined(key, name)}
+        ids = [id(x) for x in items.values() if isinstance(x, Tensor)]
+        is_usual = len(set(ids)) == len(ids) and self.seen.isdisjoint(ids)
+        self.seen.update(ids)
+        self.walked.append((key, items))
+        if is_usual:
+            return items
+        first: dict[int, str] = {}
+        for at, earlier in self.walked:
+            for name, x in earlier.items():
+                if isinstance(x, Tensor):
+                    first.setdefault(id(x), joined(at, name))
+        tied = {name: first[id(x)] for name, x in items.items() if isinstance(x, Tensor)}
+        tied = {name: at for name, at in tied.items() if at != joined(key, name)}
         self.flat.tied.update({joined(key, name): at for name, at in tied.items()})
-        return {name: item for name, item in items.items() if name not in tied} if tied else items
+        return {name: x for name, x in items.items() if name not in tied}
 
     def value(self, key: str, value: Json) -> None:
         (self.flat.own_values if self.in_per_worker else self.flat.values)[key] = value

@@ -68,9 +68,9 @@ class Machine:
     overlap : the share of communication that is hidden behind computing, 0 to 1
     flops : operations per second, by kind of operator and dtype
     inside, between : latency and bandwidth within a node, and between nodes
+    device : what a worker computes with, "cpu" or "cuda": decides how its memory is counted
     row_columns : how many extra columns each row of a convolution's output costs
     unroll_seconds : seconds per element of a window that torch unrolls to convolve
-    device : what a worker computes with, "cpu" or "cuda": decides how its memory is counted
 
     Examples
     --------

@@ -36,6 +36,12 @@ def other_byte_order(path):
     return path / "a.npy"
 
 
+def version_3(path):
+    with (path / "a.npy").open("wb") as file:
+        np.lib.format.write_array(file, WHOLE, version=(3, 0))
+    return path / "a.npy"
+
+
 def hdf5(path):
     with h5py.File(path / "a.h5", "w") as file:
         file.create_dataset("x", data=WHOLE, chunks=(1, 4, 4), compression="gzip")
@@ -76,7 +82,8 @@ def nifti_gz(path):
     return path / "a.nii.gz"
 
 
-FORMATS = [npy, fortran, other_byte_order, hdf5, hdf5_other_byte_order, zarr_3, zarr_2, ome_zarr, nifti, nifti_gz]
+FORMATS = [npy, fortran, other_byte_order, version_3]
+FORMATS += [hdf5, hdf5_other_byte_order, zarr_3, zarr_2, ome_zarr, nifti, nifti_gz]
 BOX = Box((1, 2, 0), (3, 6, 4))
 
 

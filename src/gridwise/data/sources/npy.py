@@ -45,6 +45,7 @@ def open_npy(path: Path) -> MappedSource:
     with reading(str(path)), path.open("rb") as file:
         version = np.lib.format.read_magic(file)
         headers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        headers[3, 0] = headers[2, 0]  # which differ in the spelling of field names only, and those are refused
         if version not in headers:
             raise DataError(f"the version {version} of its format is not known.")
         shape, fortran, dtype = headers[version](file)

@@ -5,13 +5,21 @@ python -m conformance.page      # after a change of a result by hand, or of this
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
-from .results import IMPERFECT, Reason, Result, recorded
+from .results import IMPERFECT, RECORDED, Reason, Result, recorded
+from .tables.claims import CLAIMS, claim_of
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "conformance.md"
+README = ROOT / "README.md"
+QUOTED = ("operators", "shard_tensor", "dist_conv")
+"""Suites of which the README says how many cases are equal."""
 HEAD = """# Conformance
 
 How Gridwise does on tests and tables of facts that others wrote. `make conformance` runs them, compares what comes of them with
@@ -38,6 +46,8 @@ def page(results: Iterable[Result]) -> str:
     ]
     for result in results:
         rows += _section(result)
+        if result.suite == "claims":
+            rows += _peers(result)
     return "\n".join(rows) + "\n"
 
 
@@ -71,6 +81,39 @@ def _section(result: Result) -> list[str]:
     return rows
 
 
+def _peers(ours: Result, folder: Path = RECORDED / "peers") -> list[str]:
+    """The same calls in other libraries, by what they show."""
+    peers = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    bad = {outcome: Counter(ours.bad([outcome])) for outcome in IMPERFECT}
+    rows = [
+        "",
+        "### In other libraries",
+        "",
+        "The same calls, as `python -m conformance.peers` runs them on processes over gloo. *Gathers*: right, by gathering the "
+        "whole tensor on every worker. *Raises*: an error in forward or backward. *Wrong*: another result, without an error. "
+        "ShardTensor's handlers were registered by hand: by itself it does so only where there is a GPU.",
+        "",
+        f"| | Gridwise | {' | '.join(each['library'] + ', ' + each['version'] for each in peers)} |",
+        f"|---|---|{'---|' * len(peers)}",
+    ]
+    for claim, tables in CLAIMS.items():
+        own = Counter({{"gathered": "gathers"}.get(outcome, outcome): bad[outcome][claim] for outcome in IMPERFECT})
+        own["right"] = len(tables) - own.total()
+        cells = [own, *(_seen(each, claim) for each in peers)]
+        rows.append(f"| {claim} | {' | '.join(_counted(cell) for cell in cells)} |")
+    return rows
+
+
+def _seen(peer: dict[str, Any], claim: str) -> Counter[str]:
+    return Counter(outcome for case, (outcome, _) in peer["cases"].items() if claim_of(case) == claim)
+
+
+def _counted(outcomes: Counter[str]) -> str:
+    """In words, without the number if all are the same."""
+    found = [(outcome, count) for outcome, count in outcomes.most_common() if count]
+    return found[0][0] if len(found) == 1 else ", ".join(f"{count} {outcome}" for outcome, count in found)
+
+
 def _why(reason: Reason) -> str:
     subjects = (
         ", ".join(f"`{each}`" for each in reason.subjects) if len(reason.subjects) <= MOST else len(reason.subjects)
@@ -85,9 +128,20 @@ def escaped(text: str) -> str:
     return text
 
 
-def main() -> None:
+def quoted(text: str, results: Mapping[str, Result]) -> str:
+    """The README with the numbers of the page: "1 of 2 cases", in this order of suites."""
+    numbers = iter([(results[suite].equal, results[suite].cases) for suite in QUOTED])
+    found, count = re.subn(r"[\d,]+ of [\d,]+ cases", lambda match: "{:,} of {:,} cases".format(*next(numbers)), text)
+    if count != len(QUOTED):
+        raise ValueError(f"the README says {count} times how many cases are equal, not {len(QUOTED)} times")
+    return found
+
+
+def write() -> None:
+    """The page, and the README's numbers, out of conformance/results."""
     PAGE.write_text(page(recorded().values()))
+    README.write_text(quoted(README.read_text(), recorded()))
 
 
 if __name__ == "__main__":
-    main()
+    write()

@@ -62,6 +62,11 @@ class Result:
         """How many there were to which an answer exists."""
         return sum(count for outcome, count in self.counts.items() if outcome != "inapplicable")
 
+    @property
+    def equal(self) -> int:
+        """How many of them are, gathered or not."""
+        return self.counts.get("equal", 0) + self.counts.get("gathered", 0)
+
     def bad(self, worst: Sequence[Outcome]) -> Counter[str]:
         """In how many cases each subject came out as one of these."""
         found: Counter[str] = Counter()

@@ -16,11 +16,22 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from .page import PAGE, page
+from .page import write
 from .results import Result, recorded, regressions
 
 KEPT = Path(__file__).parents[1] / "out" / "conformance"
-SUITES = ("operators",)
+SUITES = (
+    "operators",
+    "shard_tensor",
+    "dist_conv",
+    "dtensor",
+    "claims",
+    "docstrings",
+    "formats",
+    "checkouts.distdl",
+    "checkouts.torchdistx",
+    "checkouts.pytagi",
+)
 """Each is a module of this package with `run(fraction, seed, kept)`, which returns its result; `kept` is its folder."""
 
 
@@ -60,7 +71,7 @@ def main() -> None:
         if arguments.write and (arguments.accept or not own):
             if not (result.not_run and suite in recorded()):  # what was measured elsewhere stays
                 result.save()
-            PAGE.write_text(page(recorded().values()))
+            write()
     for line in worse:
         print(f"worse than on the page: {line}")
     sys.exit(bool(worse))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conformance import run
 from conformance.findings import Finding, Outcome
-from conformance.page import PAGE, page
+from conformance.page import PAGE, README, page, quoted
 from conformance.results import Reason, Result, load, recorded, regressions, summarised
 
 
@@ -22,6 +22,13 @@ def result_of(*cases: tuple[str, Outcome], fraction: float = 1.0, seed: int = 0)
 
 def test_the_page_is_that_of_the_results() -> None:
     assert PAGE.read_text() == page(recorded().values()), "python -m conformance.page"
+
+
+def test_the_readme_quotes_it() -> None:
+    text = README.read_text()
+    assert text == quoted(text, recorded()), "python -m conformance.page"
+    with pytest.raises(ValueError, match="2 times"):
+        quoted("1 of 2 cases, 1,000 of 2,000 cases", recorded())
 
 
 def test_every_suite_is_on_the_page() -> None:
@@ -70,7 +77,7 @@ def test_a_run_fails_and_leaves_the_page_if_it_is_worse(
     result_of(("add", "equal")).save(folder)
     monkeypatch.setattr(run, "SUITES", ("a",))
     monkeypatch.setattr(run, "KEPT", tmp_path / "kept")
-    monkeypatch.setattr(run, "PAGE", written)
+    monkeypatch.setattr(run, "write", lambda: written.write_text(page(recorded(folder).values())))
     monkeypatch.setattr(run, "recorded", lambda: recorded(folder))
     monkeypatch.setattr(Result, "save", lambda self, save=Result.save: save(self, folder))
 

@@ -1,0 +1,7 @@
+"""DistDL's own tests."""
+
+from __future__ import annotations
+
+from .suite import Suite
+
+run = Suite("distdl", "tests", workers=4).run

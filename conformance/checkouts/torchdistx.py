@@ -1,0 +1,7 @@
+"""torchdistX's own tests."""
+
+from __future__ import annotations
+
+from .suite import Suite
+
+run = Suite("torchdistx", "tests/python").run

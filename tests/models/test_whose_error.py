@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import platform
 import re
 from collections.abc import Callable
@@ -81,6 +82,27 @@ def test_what_a_torch_no_longer_has_is_an_internal_error(part: str, monkeypatch:
     assert "cannot take" not in said
     assert f"torch {torch.__version__}, Python {platform.python_version()}" in said
     assert re.search(r"in models\.recording\.\w+, line \d+, .+\n(.|\n)*fix: `gridwise doctor`", said)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "gridwise.models.placing.value_of",
+        "gridwise.models.movement.enter",
+        "gridwise.models.recording.digest.digest_of",
+    ],
+)
+def test_what_fails_after_the_model_has_run_is_one_too(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the recording is finished, and placed on blocks."""
+    model, _, x = distributed(lambda m, y: y * 2)
+    module, _, name = part.rpartition(".")
+    found = getattr(importlib.import_module(module), name)
+    namespace: dict[str, Any] = {}
+    exec(f"def {name}(*args, **kwargs): raise AttributeError('no longer there')", namespace)
+    for attribute in ("__code__", "__defaults__", "__kwdefaults__"):  # wherever it is imported
+        monkeypatch.setattr(found, attribute, getattr(namespace[name], attribute))
+    with pytest.raises(InternalError, match=r"an error inside Gridwise.* no longer there(.|\n)*fix: `gridwise doctor`"):
+        model(x)
 
 
 @workers(2, transports=("mpi",))

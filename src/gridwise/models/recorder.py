@@ -25,6 +25,7 @@ from .placement import Cut, GlobalTensor, Placement, Replicated
 from .program import FailedCheck, Program
 from .recording.containers import Tree, described, unflatten, without_values
 from .recording.indices import limits_of, problem_with
+from .recording.lines import internal_errors_named
 from .recording.recording import Recording
 from .recording.state import modules_of, tensors_of
 from .replicated_state import renew_shardings
@@ -148,7 +149,8 @@ class FunctionRecorder:
         from .placing import place  # imports torch's tracer, which takes seconds: not before the first call
 
         recording = self._agreed(lambda: self.record(tree, structures, formats, failing))
-        program = place(recording, layouts, self.P_x, self.options.gather, self.says)
+        with internal_errors_named(self.says):
+            program = place(recording, layouts, self.P_x, self.options.gather, self.says)
         found: dict[str, dict[str, Any]] = {"parameter": {}, "buffer": {}}
         places = {holding.name: (holding.kind, holding.places[0]) for holding in tensors_of(modules_of(self.roots))}
         for source in recording.sources.values():
@@ -205,7 +207,7 @@ class FunctionRecorder:
         checks = failing or Checks(self.options.checks == "skip")
         call = self.call if failing is None else failing.until_error(self.call)
         renew_shardings(self.roots.values(), self.P_x.transport)
-        with self.as_written():
+        with internal_errors_named(self.says), self.as_written():
             return record(call, self.roots, likes, tree, self.says, checks)
 
     def _agreed(self, make: Callable[[], Recording]) -> Recording:

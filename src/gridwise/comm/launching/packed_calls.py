@@ -31,11 +31,13 @@ def count_of(workers: SupportsIndex) -> int:
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Cloudpickle, which also sends cached functions that only this process can name: with an empty cache."""
+    """Cloudpickle, which also sends cached functions and properties that only this process can name: with an empty cache."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, _CACHED) and not _can_be_imported(obj):
             return _cached, (obj.__wrapped__, obj.cache_parameters())
+        if type(obj) is functools.cached_property:  # before Python 3.12 it holds a lock
+            return _cached_property, (obj.func, obj.attrname)
         return super().reducer_override(obj)
 
 
@@ -44,6 +46,13 @@ _CACHED = type(functools.cache(lambda: None))
 
 def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Callable[..., Any]:
     return functools.lru_cache(**parameters)(function)
+
+
+def _cached_property(function: Callable[..., Any], name: str | None) -> functools.cached_property[Any]:
+    made = functools.cached_property(function)
+    if name is not None:
+        made.__set_name__(object, name)  # a class that is sent by value is made without it
+    return made
 
 
 def _can_be_imported(obj: Any) -> bool:

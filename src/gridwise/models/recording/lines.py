@@ -7,7 +7,8 @@ import os
 import platform
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
@@ -69,3 +70,15 @@ def internal_error(says: str, error: Exception) -> InternalError | None:
                 "`gridwise doctor` shows whether this version of torch works. If it does, please report this with its output.",
             )
     return None
+
+
+@contextmanager
+def internal_errors_named(says: str) -> Iterator[None]:
+    """Raise what this package causes in the body as an `InternalError`, and anything else as it is."""
+    try:
+        yield
+    except Exception as error:
+        internal = internal_error(says, error)
+        if internal is None:
+            raise
+        raise internal from error

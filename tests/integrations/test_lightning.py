@@ -110,3 +110,40 @@ def stopped(grid):
 def test_early_stopping_stops_all(two):
     torch.manual_seed(0)
     assert two.run(lambda: (torch.manual_seed(0), stopped((1, 1, 2, 1)))[1]) == [stopped(None)] * 2
+
+
+def with_a_datamodule(grid):
+    """A datamodule with two loaders for validation, and hooks that change whole batches."""
+    import lightning
+
+    class Data(lightning.LightningDataModule):
+        def train_dataloader(self):
+            return torch.utils.data.DataLoader(nets().Pictures(), 3)
+
+        def val_dataloader(self):
+            return [torch.utils.data.DataLoader(nets().Pictures(n), 2) for n in (3, 4)]
+
+        def on_before_batch_transfer(self, batch, dataloader_idx):
+            return {**batch, "label": batch["label"].flip(1)}
+
+        def on_after_batch_transfer(self, batch, dataloader_idx):
+            return {**batch, "image": batch["image"].flip(2) + dataloader_idx}
+
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        loss = torch.nn.functional.cross_entropy(self(batch["image"]), batch["label"])
+        self.log("validation", (1 + dataloader_idx) * loss)
+
+    lightning.seed_everything(0, verbose=False)
+    module = type("Changed", (nets().Segmentation,), {"validation_step": validation_step})()
+    run = nets().trainer(grid, max_epochs=2, precision="64-true")
+    for _ in range(2):  # a Trainer is used again
+        run.fit_loop.epoch_progress.reset()
+        run.fit(module, datamodule=Data())
+    return module.losses, {name: value.item() for name, value in run.callback_metrics.items()}
+
+
+def test_a_datamodule_whose_hooks_change_batches(two):
+    plain = with_a_datamodule(None)
+    assert {"validation/dataloader_idx_0", "validation/dataloader_idx_1"} <= plain[1].keys()
+    for mine in two.run(with_a_datamodule, (1, 1, 2, 1)):
+        torch.testing.assert_close(mine, plain, rtol=1e-10, atol=0)

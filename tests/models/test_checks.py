@@ -130,6 +130,17 @@ def test_other_branches_are_refused() -> None:
         model(bad)
 
 
+def of_lists(x: torch.Tensor) -> torch.Tensor:
+    assert [x.min()] != [x.max()]
+    return x
+
+
+def test_a_comparison_of_lists_that_asks_for_equality_is_no_check() -> None:
+    P_x = gridwise.world().create_cartesian_topology_partition([1, 1])
+    with pytest.raises(UnsupportedError, match="needs the numbers of a tensor"):
+        gridwise.distribute(of_lists, P_x)(torch.rand(2, 3))
+
+
 def test_branches() -> None:
     yes, no = Asked(True), Asked(False)
     only_raising(yes, no)

@@ -25,13 +25,22 @@ FAST = {
 """For each variable of an instruction, one or two since Python 3.13: whether it is stored, or else loaded."""
 
 
-def value_that_goes_on(frame: FrameType, is_result: bool) -> bool | None:
+COMPARED = {
+    "<": ("aten::lt", "aten::gt"), "<=": ("aten::le", "aten::ge"), ">": ("aten::gt", "aten::lt"),
+    ">=": ("aten::ge", "aten::le"), "==": ("aten::eq",), "!=": ("aten::ne",),
+}  # fmt: skip
+"""What a comparison of a tensor calls; the other way round if the tensor stands on its right."""
+
+
+def value_that_goes_on(frame: FrameType, is_result: bool, made_by: str = "") -> bool | None:
     """The truth value with which the code at hand in `frame` goes on, if with the other one it only raises; else None.
 
     With `is_result`, it is the result of the function that is called there; otherwise the code asks a tensor whether it is
-    true, or a builtin does so on its behalf.
+    true, or a builtin does so on its behalf. `made_by` is the operator that has made the tensor.
     """
     place, after = _place_of(frame), _after_call(frame)
+    if not is_result and _asks_result(_instructions(frame.f_code)[0][place], made_by):
+        place += 1
     if after is not None and not is_result and not _is_asked_by_builtin(frame.f_code):
         return None
     raising = [truth for truth in (True, False) if _Walk(truth).raises(frame, after or place, after is None)]
@@ -148,6 +157,12 @@ class _Walk:
             return False
         place = _after_call(caller)
         return place is not None and self._follow(caller, place, [top], {}, set())
+
+
+def _asks_result(each: dis.Instruction, made_by: str) -> bool:
+    """Whether a comparison asks its own result, not an element of lists that it compares: those are asked for equality."""
+    asks = each.opname == "COMPARE_OP" and each.argrepr.startswith("bool(")  # since Python 3.13, as in "bool(>=)"
+    return asks and made_by in COMPARED.get(each.argval, ())
 
 
 def _is_jump(each: dis.Instruction) -> bool:

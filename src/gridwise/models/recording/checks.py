@@ -83,7 +83,8 @@ class Checks:
                 return function(*args, **given)
         except NEEDS_NUMBERS:
             asserts = function is asserted
-            goes_on = asserts or value_that_goes_on(frame, function is not Tensor.__bool__)
+            is_result = function is not Tensor.__bool__
+            goes_on = asserts or value_that_goes_on(frame, is_result, "" if is_result else _made_by(args[0]))
             if goes_on is None:
                 raise
             del self._noted[before:]
@@ -165,6 +166,12 @@ class _Number(float):
 
     def __repr__(self) -> str:
         return self.mark("")
+
+
+def _made_by(x: Tensor) -> str:
+    """The name of the operator that has made a tensor; none of an input."""
+    op = node_of(x).target
+    return name_of(op) if isinstance(op, OpOverload) else ""
 
 
 def _condition(function: Callable[..., Any], args: Sequence[Any], given: dict[str, Any]) -> Tensor:

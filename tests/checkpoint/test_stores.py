@@ -291,3 +291,15 @@ def test_addresses_that_cannot_be_used(
             call(address)
         assert not isinstance(caught.value, CheckpointNotFound)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_best_and_tied_tensors_in_a_store() -> None:
+    x = torch.arange(6.0)
+    series = checkpoint.Series("memory://best/run", keep_last=1, keep_best=1, metric="loss")
+    for step, loss in enumerate([0.5, 0.1, 0.4]):
+        series.async_save({"x": x, "y": x}, step, metadata={"loss": loss}).wait()
+    assert series.prune() == []
+    assert (series.steps(), series.best()) == ([1, 2], 1)
+    report = checkpoint.load(series.path(1), {"z": torch.zeros(6)}, rename={"y": "z"}, strict=False)
+    assert torch.equal(report.into["z"], x)
+    assert report.left_out == ("x",)

@@ -18,6 +18,9 @@ from torch import Tensor, nn
 import gridwise
 from gridwise.data.sources.source import Source
 from gridwise.errors import DataError, PartitionError, UnsupportedError
+from gridwise.grid import Box
+from gridwise.grid.row_major import flat_span
+from gridwise.tiles.arrays import SPAN, InFile
 
 from .equality import same
 
@@ -171,6 +174,23 @@ def test_a_full_disk_leaves_no_file(ending: str, tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert [each.name for each in tmp_path.iterdir()] == ["store"]
     assert not [*(tmp_path / "store").iterdir()]
+
+
+def test_boxes_of_short_rows_in_a_file_map_few_of_its_pages_at_a_time(tmp_path: Path) -> None:
+    array = InFile((64, 64, 512), torch.float32, tmp_path)  # 8 MiB
+    whole = torch.rand(array.shape)
+    array.write(Box.of_shape(array.shape), whole)
+    box = Box((0, 1, 3), (64, 63, 12))
+    assert (
+        max(flat_span(array.shape, part)[1] - flat_span(array.shape, part)[0] for part in array._pieces(box))
+        <= SPAN // 4
+    )
+    same(array.read(box, torch.device("cpu")), whole[box.slices], 0)
+    array.write(box, -whole[box.slices])
+    array.add(box, 3 * whole[box.slices])
+    whole[box.slices] *= 2
+    same(array.read(Box.of_shape(array.shape), torch.device("cpu")), whole, 1e-6)
+    array.release()
 
 
 def test_a_killed_process_leaves_nothing_that_looks_whole_and_no_store(tmp_path: Path) -> None:

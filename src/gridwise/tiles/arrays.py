@@ -14,7 +14,7 @@ import mmap
 import os
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -116,15 +116,17 @@ class InFile(StoredArray):
     def read(self, box: Box, device: torch.device) -> Tensor:
         x = torch.empty(box.shape, dtype=self.dtype, device="cpu")
         if not self._by_calls(box, x, os.preadv):
-            x.copy_(self._at(box))
-            self._give_back(box)
+            for part in self._pieces(box):
+                x[part.relative_to(box).slices].copy_(self._at(part))
+                self._give_back(part)
         return x.to(device)
 
     def write(self, box: Box, x: Tensor) -> None:
         x = x.to("cpu", self.dtype)
         if not self._by_calls(box, x.contiguous() if runs_of(self.shape, box)[1] >= LONG else x, os.pwritev):
-            self._at(box).copy_(x)
-            self._give_back(box)
+            for part in self._pieces(box):
+                self._at(part).copy_(x[part.relative_to(box).slices])
+                self._give_back(part)
 
     def add(self, box: Box, x: Tensor, before: Any = None) -> None:
         self.write(box, self.read(box, torch.device("cpu")).add_(x.to("cpu")))
@@ -149,6 +151,17 @@ class InFile(StoredArray):
             if not moved:
                 raise DataError("the store has lost what was written to it.")
             data, offset = data[moved:], offset + moved
+
+    def _pieces(self, box: Box) -> Iterator[Box]:
+        """Parts of a box, each of few pages of the file."""
+        first, last = flat_span(self.shape, box) if box.volume and box.start else (0, 0)
+        d = next((d for d, n in enumerate(box.shape) if n > 1), None)
+        if d is None or (last - first) * self.dtype.itemsize <= SPAN:
+            yield box
+            return
+        middle = (box.start[d] + box.stop[d]) // 2
+        yield from self._pieces(Box(box.start, (*box.stop[:d], middle, *box.stop[d + 1 :])))
+        yield from self._pieces(Box((*box.start[:d], middle, *box.start[d + 1 :]), box.stop))
 
     def _at(self, box: Box) -> Tensor:
         assert self._tensor is not None
@@ -178,6 +191,8 @@ class InFile(StoredArray):
         self._close()
 
 
+SPAN = 1 << 20
+"""How many bytes of a file are mapped at a time."""
 LONG = 4096
 """Bytes in a row from which a call of the system is faster than the faults of a mapped page."""
 

@@ -38,6 +38,11 @@ def without_gaps(limit: int | None, in_use: int, device: torch.device) -> Iterat
         _enter(-1)
 
 
+def is_without_gaps() -> bool:
+    """Whether freed memory goes back to the system at present, so that all memory is fresh."""
+    return _inside > 0
+
+
 def _enter(by: int) -> None:
     """Calls in several threads share the process's allocator."""
     global _inside

@@ -30,6 +30,7 @@ from .cone import Stage, cuts_of
 from .cuts import slowness
 from .execute import made
 from .graph import GlobalValue, Operation
+from .heap import is_without_gaps, without_gaps
 from .schedule import Schedule
 
 MOST_FLOPS, MOST_BYTES = 2e8, 48 << 20
@@ -46,11 +47,12 @@ def seconds_of(schedule: Schedule, folder: Path | None, device: torch.device) ->
     """The seconds of each stage, forward and backward."""
     store = _Store(folder, device, schedule.stored_peak)
     found = []
-    for stage in schedule.stages:
-        with_gradients = schedule.backward and stage.requires_grad
-        found.append(
-            (_stage(stage, device, store, False), _stage(stage, device, store, True) if with_gradients else 0.0)
-        )
+    with without_gaps(schedule.memory, schedule.peak, device):  # where memory is fresh, it takes longer
+        for stage in schedule.stages:
+            with_gradients = schedule.backward and stage.requires_grad
+            found.append(
+                (_stage(stage, device, store, False), _stage(stage, device, store, True) if with_gradients else 0.0)
+            )
     return found
 
 
@@ -113,7 +115,8 @@ def _per_element(operation: Operation, box: Box, device: torch.device, backward:
     needs = [need.shape for need in operation.needs(part)]
     dtypes = [(value.spec.dtype, value.requires_grad) for value in operation.inputs]
     kind = operation.name.split(" ")[0]
-    key = kind, part.shape, *needs, *dtypes, operation.operator.flops, device, backward, torch.get_num_threads()
+    how = device, backward, torch.get_num_threads(), is_without_gaps()
+    key = kind, part.shape, *needs, *dtypes, operation.operator.flops, *how
     if key not in _measured:
         _measured[key] = _timed(lambda: _run_once(operation, part, needs, device, backward), device)
     return float(_measured[key]) / max(1, part.volume)
@@ -205,11 +208,13 @@ def _timed(make: Callable[[], Callable[[], Any]], device: torch.device) -> float
 def _spent(call: Callable[[], Any], device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    began = time.perf_counter()
+    alone = device.type == "cpu" and torch.get_num_threads() == 1
+    clock = time.thread_time if alone else time.perf_counter  # what other programs take does not count
+    began = clock()
     call()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return time.perf_counter() - began
+    return clock() - began
 
 
 # The store
@@ -231,7 +236,7 @@ class _Store:
             while shape[d] > 1 and (prod(shape) * size > 8 * MOVED or prod(part) * size > MOVED):
                 shape[d] = -(-shape[d] // 2)
                 part[d] = min(part[d], shape[d])
-        key = "move", self.folder, *shape, *part, value.spec.dtype, self.device
+        key = "move", self.folder, *shape, *part, value.spec.dtype, self.device, is_without_gaps()
         if key not in _measured:
             _measured[key] = _moving(self.folder, tuple(shape), Box.of_shape(tuple(part)), value, self.device)
         write, read = _measured[key]

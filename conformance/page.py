@@ -91,7 +91,8 @@ def _peers(ours: Result, folder: Path = RECORDED / "peers") -> list[str]:
         "",
         "The same calls, as `python -m conformance.peers` runs them on processes over gloo. *Gathers*: right, by gathering the "
         "whole tensor on every worker. *Raises*: an error in forward or backward. *Wrong*: another result, without an error. "
-        "ShardTensor's handlers were registered by hand: by itself it does so only where there is a GPU.",
+        "ShardTensor's handlers were registered by hand: by itself it does so only where there is a GPU, which its attention "
+        "that is not causal asks for here.",
         "",
         f"| | Gridwise | {' | '.join(each['library'] + ', ' + each['version'] for each in peers)} |",
         f"|---|---|{'---|' * len(peers)}",

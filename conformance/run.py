@@ -26,6 +26,7 @@ SUITES = (
     "dist_conv",
     "dtensor",
     "claims",
+    "estimators",
     "docstrings",
     "formats",
     "checkouts.distdl",

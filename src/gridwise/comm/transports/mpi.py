@@ -6,7 +6,6 @@ and works for every dtype. Groups are communicators made by `Create_group`, whic
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from torch import Tensor
 from ...log import logger
 from ..messages.requests import NOTHING, Request
 from ..node import NodeError, find_node
+from ..supervision import original_stderr
 from .base import PeerTensor, Team, Transport
 
 TYPES = {
@@ -131,8 +131,7 @@ class MPITransport(Transport):
         return isinstance(error, MPI.Exception | NodeError)
 
     def abort(self, code: int = 1) -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        original_stderr.flush_all()  # a stream that was closed must not keep the job from ending
         self._world.Abort(code)
 
     def _abandon(self) -> None:

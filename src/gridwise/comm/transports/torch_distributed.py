@@ -25,7 +25,6 @@ import ctypes
 import hashlib
 import itertools
 import os
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -44,7 +43,7 @@ from ..messages import dissemination, wire_dtypes
 from ..messages.requests import NOTHING, Request
 from ..node import find_node
 from ..settings import timeout
-from ..supervision import open_sockets
+from ..supervision import open_sockets, original_stderr
 from ..supervision.open_sockets import OpenSocket
 from .base import PeerTensor, Team, Transport
 from .fresh_store import fresh, may_be_used
@@ -224,8 +223,7 @@ class TorchTransport(Transport):
 
     def abort(self, code: int = 1) -> None:
         open_sockets.shut(self._ours())
-        sys.stdout.flush()
-        sys.stderr.flush()
+        original_stderr.flush_all()  # a stream that was closed must not keep the job from ending
         os._exit(code)
 
     def _close_at_exit(self) -> None:

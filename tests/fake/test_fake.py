@@ -276,6 +276,7 @@ def _statistics(dtype: torch.dtype, weights: torch.dtype) -> list[Tensor]:
         lambda: [torch.fft.rfft2(torch.ones(4, 3, 5)), torch.fft.hfft2(torch.ones(3, 5, dtype=torch.complex64))],
         lambda: [torch.nonzero_static(torch.ones(3, 2), size=4)],
         lambda: list(torch.svd_lowrank(torch.ones(6, 5), 2)),
+        lambda: [torch.nn.functional.rrelu(torch.ones(2, 3), training=True, inplace=True)],
     ],
 )
 def test_geometry_is_that_of_the_cpu(call: Callable[[], list[Tensor]]) -> None:

@@ -66,8 +66,18 @@ TRAPS: dict[str, Of] = {
     "layer norm": Of(lambda x: F.layer_norm(x.permute(0, 2, 3, 1), (4,)).permute(0, 3, 1, 2)),
     "layer norm of everything": Of(lambda x: F.layer_norm(x, x.shape[1:])),
     "checked under no_grad": Of(lambda x: x * x.detach().tanh()),
+    "parts under no_grad": Of(lambda x: x * _parts_without_gradient(x)),
+    "a similarity": Of(lambda x: F.cosine_similarity(x, x.flip(1), dim=-1).unsqueeze(-1) * x),
+    "an inverse": Of(lambda x: x @ torch.linalg.inv(torch.eye(26).double() + x[:1, :1, :1].transpose(2, 3) * 0.01)),
     "one row": Of(lambda x: x[:, :, 7:8].expand_as(x) + x),
 }
+
+
+def _parts_without_gradient(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        a, b = x.split(2, 1)
+        rows = x.flatten(1)[:, :2].sum()
+    return torch.cat([b, a], 1) + rows
 
 
 def _halved(x: Tensor) -> Tensor:
@@ -216,3 +226,23 @@ def test_an_error_in_the_middle_names_the_operator(monkeypatch: pytest.MonkeyPat
 
     with pytest.raises(gridwise.errors.DataError):
         big(gridwise.data.sources.as_source(Lies()))
+
+
+def _without_gradient(x: Tensor) -> Tensor:
+    y = x * 3
+    with torch.no_grad():
+        y[0] = 2
+    return y * 1
+
+
+def _detached(x: Tensor) -> Tensor:
+    y = x * 3
+    y.detach().mul_(2)
+    return y * 1
+
+
+@pytest.mark.parametrize("function", [_without_gradient, _detached])
+def test_writes_past_a_gradient_are_refused(function: Callable[[Tensor], Tensor]) -> None:
+    with pytest.raises(UnsupportedError, match="past its gradient"):
+        gridwise.tiled(function, tile=8)(X.clone().requires_grad_())
+    same(gridwise.tiled(function, tile=8)(X), function(X), 0.0)

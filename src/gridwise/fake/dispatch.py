@@ -45,7 +45,7 @@ class OperatorSchema:
 
     name: str
     written: tuple[int | str, ...]  # arguments it writes to: positions, or names if keyword-only
-    returns_written: bool  # it returns those arguments and nothing else
+    returns_written: int  # of these arguments it returns so many, the first ones, and nothing else
     random: bool
     needs_data: bool
     has_device: bool
@@ -65,7 +65,7 @@ def operator(func: OpOverload) -> OperatorSchema:
     return OperatorSchema(
         name=str(func),
         written=tuple(written),
-        returns_written=bool(returned) and all(returned),
+        returns_written=len(returned) if all(returned) else 0,
         random=torch.Tag.nondeterministic_seeded in func.tags,
         needs_data=any(tag in func.tags for tag in _NEEDS_DATA),
         has_device=any(a.name == "device" for a in schema.arguments),
@@ -270,7 +270,7 @@ def written_by(op: OperatorSchema, args: Args, kwargs: Kwargs) -> list[Any]:
 
 def returned(op: OperatorSchema, args: Args, kwargs: Kwargs) -> Any:
     """The return value of an operator that returns the arguments it wrote to."""
-    written = written_by(op, args, kwargs)
+    written = written_by(op, args, kwargs)[: op.returns_written]
     return written[0] if len(written) == 1 else tuple(written)
 
 

@@ -64,6 +64,7 @@ class Lowering(Builder):
         self._several: dict[Node, Sequence[Any]] = {}
         self._casts: dict[Node, tuple[Any, ...]] = {}
         self._draws = 0
+        self._grad_enabled = True
         self._function: int | None = None
         """The region of the autograd Function whose forward is being followed."""
         self._function_inputs: list[GlobalValue] = []
@@ -122,9 +123,9 @@ class Lowering(Builder):
         elif target is exit_autocast:
             del self._casts[node.args[0]]  # type: ignore[arg-type]
         elif target is set_grad_enabled:
-            pass  # whether a value needs a gradient is known
+            self._grad_enabled = bool(node.args[0])
         elif target is operator.getitem:
-            self._tensors.bind(node, self._several[node.args[0]][node.args[1]])  # type: ignore[index]
+            self._tensors.bind(node, self._one_of(node))
         elif not isinstance(target, OpOverload):
             asks = target in (gradients, requiring_grad)
             raise self._refusal("the model asks for gradients itself" if asks else "it is no operator of torch")
@@ -132,8 +133,14 @@ class Lowering(Builder):
             if self.given is not None:
                 raise self._refusal("it checks values in the backward of an autograd Function")
             self.checks.append((self._tensors.read(node.args[0]), *named(node)))  # type: ignore[arg-type]
-        elif name_of(target) not in SKIPPED:
+        elif name_of(target) not in SKIPPED and (node.users or tensors_in(node.meta.get("val"))):
             self._operate(node, target)
+
+    def _one_of(self, node: Node) -> GlobalValue:
+        """One of several results; torch notes only here whether it needs a gradient."""
+        value, meta = self._several[node.args[0]][node.args[1]], node.meta.get("tensor_meta")  # type: ignore[index]
+        needed: bool = getattr(meta, "requires_grad", True)
+        return self._detached(value) if value and value.requires_grad and not needed else value
 
     # Autograd Functions
 
@@ -190,6 +197,8 @@ class Lowering(Builder):
         written = written_by(node)
         if len(written) > 1 or (written and written[0] is not node.args[0]):
             raise self._refusal("it changes other arguments than its first")
+        if written and self._tensors.loses_gradient(written[0], self._grad_enabled):
+            raise self._refusal("it changes a tensor past its gradient, by no_grad or detach")
         if not written:
             made = self._made(op, node)
             if isinstance(node.meta["val"], Tensor):
@@ -313,7 +322,7 @@ class Lowering(Builder):
         results: Sequence[TensorSpec],
         name: str = "",
     ) -> tuple[GlobalValue, ...]:
-        needs_grad = self._function is None and any(value.requires_grad for value in values)
+        needs_grad = self._grad_enabled and self._function is None and any(value.requires_grad for value in values)
         outputs = tuple(GlobalValue(s, needs_grad and _is_real(s.dtype)) for s in results)
         drawn = isinstance(found, Local | Whole) and found.draws
         self._draws += drawn

@@ -74,21 +74,29 @@ class Tensors:
 
     def write(self, node: Node, value: GlobalValue) -> None:
         """Give a tensor a new value."""
-        node = self.first(node)
-        path = [node]
-        while path[-1] in self._base:
-            path.append(self._base[path[-1]])
-        new = value
+        path, new = self._path(node), value
         values = [new]
         for view, base in pairwise(path):
             new = put_back(self.call, view, self.read(base), new)
             values.append(new)
-        memory = memory_of(node)
+        memory = memory_of(path[0])
         assert memory is not None
         self._writes[memory] = self._writes.get(memory, 0) + 1
         for each, now in zip(path, values, strict=True):
             self._values[each], self._seen[each] = now, self._writes[memory]
         self._written[path[-1]] = None
+
+    def loses_gradient(self, node: Node, grad_enabled: bool) -> bool:
+        """Whether torch would leave the gradient of a tensor as if nothing were written to it."""
+        needs = [self.read(each).requires_grad for each in self._path(node)]
+        return any(needs) and not (grad_enabled and needs[0])
+
+    def _path(self, node: Node) -> list[Node]:
+        """A tensor, the one that it is a view of, and so on."""
+        path = [self.first(node)]
+        while path[-1] in self._base:
+            path.append(self._base[path[-1]])
+        return path
 
     def rebind(self, node: Node, value: GlobalValue) -> None:
         """Let a node stand for another value with the same numbers."""

@@ -12,7 +12,7 @@ import torch
 
 from ...grid import Grid, Layout
 from ..placement import Cut, GlobalTensor, Want, with_dims
-from .call import Call, NothingCut, Placed
+from .call import Call, NoRule, NothingCut, Placed
 from .pointwise import needed_by
 from .products import plain
 from .table import rule
@@ -79,4 +79,6 @@ def solve(call: Call) -> Placed:
 def images(call: Call) -> Placed:
     """Images or volumes, which every worker has whole, of some channels and samples."""
     space = 3 if "3d" in call.kind else 2
+    if call.kind.startswith("fractional") and call.tensors[0].dim == space + 1:
+        raise NoRule("one sample, of which the random numbers have a dim more")
     return planes(call, [VECTORS.get(name, space) for name in _names_of_tensors(call)], takes_empty=False)

@@ -42,8 +42,10 @@ class Sample:
     variant: str = ""
     """What is particular: a method, a dtype, a mode."""
     module: torch.nn.Module | None = None
+    make: Callable[[], torch.nn.Module] | None = None
+    """Makes the module anew; random numbers are torch's own."""
     is_plain: bool = False
-    """Whether it is cut in the simplest ways only."""
+    """Whether it is run in the simplest ways only."""
 
     @property
     def name(self) -> str:
@@ -152,7 +154,7 @@ def sample_of(
         input, args, kwargs = tree_unflatten(filled, form)
         return function(*before, input, *args, **kwargs)
 
-    return Sample(name, number, call, tensors, first, variant, module, bool(variant))
+    return Sample(name, number, call, tensors, first, variant, module, is_plain=bool(variant))
 
 
 def seed_all(name: str) -> None:

@@ -54,7 +54,7 @@ def page(results: Iterable[Result]) -> str:
 def _row(result: Result) -> str:
     if result.not_run:
         return f"| {result.title} | {result.version} | - | not run: {escaped(result.not_run)} | | | | |"
-    share = "all" if result.fraction >= 1 else f"{result.fraction:.1%}, seed {result.seed}"
+    share = "all" if result.fraction >= 1 else f"{100 * result.fraction:.3g}%, seed {result.seed}"
     counts = " | ".join(f"{result.counts.get(outcome, 0):,}" for outcome in ("equal", "gathered", "refused", "wrong"))
     return f"| {result.title} | {result.version} | {share} | {result.cases:,} | {counts} |"
 

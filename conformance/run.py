@@ -22,6 +22,12 @@ from .results import Result, recorded, regressions
 KEPT = Path(__file__).parents[1] / "out" / "conformance"
 SUITES = (
     "operators",
+    "modules",
+    "tiles",
+    "fakes",
+    "deferred",
+    "dtypes",
+    "on_processes",
     "shard_tensor",
     "dist_conv",
     "dtensor",

@@ -246,3 +246,11 @@ def test_writes_past_a_gradient_are_refused(function: Callable[[Tensor], Tensor]
     with pytest.raises(UnsupportedError, match="past its gradient"):
         gridwise.tiled(function, tile=8)(X.clone().requires_grad_())
     same(gridwise.tiled(function, tile=8)(X), function(X), 0.0)
+
+
+def test_what_is_overwritten_still_needs_a_gradient() -> None:
+    x = X.clone().requires_grad_()
+    y = gridwise.tiled(lambda x: x.clone().fill_(2.0), tile=8)(x)
+    assert y.requires_grad
+    y.sum().backward()
+    assert x.grad is None or not x.grad.any()

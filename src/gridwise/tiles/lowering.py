@@ -71,16 +71,9 @@ class Lowering(Builder):
 
     def graph(self) -> OperatorGraph:
         return OperatorGraph(
-            self.name,
-            self.operations,
-            self.inputs,
-            self.fixed,
-            self.outputs,
-            list(self.writes.items()),
-            self.checks,
-            self.recording.constants,
-            self._draws > 0,
-        )
+            self.name, self.operations, self.inputs, self.fixed, self.outputs, list(self.writes.items()), self.checks,
+            self.recording.constants, self._draws > 0,
+        )  # fmt: skip
 
     # The walk
 
@@ -241,7 +234,8 @@ class Lowering(Builder):
             value = self.call(torch.ops.aten.expand.default, value, list(fake.shape))
         if value.spec.dtype != fake.dtype:
             value = self.call(torch.ops.aten.to.dtype, value, fake.dtype)
-        return value
+        needs_grad = self._grad_enabled and self._tensors.read(target).requires_grad  # though nothing of it may be left
+        return self._identity(value, True) if needs_grad and not value.requires_grad else value
 
     def _made(self, op: OpOverload, node: Node) -> Any:
         """The value that a node makes by `op`, or the values if it makes several."""

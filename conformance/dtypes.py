@@ -109,7 +109,8 @@ SUITE = Suite(
     "float32, bfloat16 and complex; in float64 with NaN, inf, -inf or -0.0 in every seventh place, without rows, "
     "in channels_last, and with one row expanded. Outputs and all gradients are compared with torch's own; in "
     "bfloat16 within four units in the last place of the largest number, or four times what a change of the "
-    "inputs by some units changes.",
+    "inputs by some units changes. Where an input of `var` is infinite, its result is NaN on both sides; torch's "
+    "gradient is NaN in some elements and -inf in others, that of blocks is NaN in all.",
     entries,
     ways,
     check,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -39,7 +41,7 @@ def test_ddp_around_a_distributed_model_names_the_right_way():
     run = nets().lightning.Trainer(
         strategy="ddp", accelerator="cpu", devices=1, logger=False, enable_checkpointing=False
     )
-    with pytest.raises(UnsupportedError, match=r"GridStrategy\(grid="):
+    with patch.dict(os.environ), pytest.raises(UnsupportedError, match=r"GridStrategy\(grid="):
         run.fit(module, DataLoader(nets().Pictures(), 2))
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

@@ -162,13 +162,11 @@ def test_a_loss_of_the_user_with_a_second_model(tmp_path, four):
 
 
 def test_what_cannot_be_right_is_refused(tmp_path, four, monkeypatch):
-    from transformers import TrainingArguments
-
     monkeypatch.chdir(tmp_path)
     four.run(different_batches)
     four.run(without_its_arguments)
     model, data = segmentation()
-    arguments = TrainingArguments("out", use_cpu=True, report_to="none")
+    arguments = adapter().GridTrainingArguments("out", use_cpu=True, report_to="none")
     with pytest.raises(PartitionError, match="start 4"):
         adapter().GridTrainer(model, arguments, train_dataset=data, grid=(1, 1, 2, 2))
     with pytest.raises(UnsupportedError, match=r"is distributed already(.|\n)*fix: give the model as it is"):

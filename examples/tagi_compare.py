@@ -33,7 +33,7 @@ HIDDEN, MEMBERS, EPOCHS = 50, 5, 40
 
 
 def with_tagi(x: np.ndarray, y: np.ndarray, new: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return TAGIRegressor((HIDDEN,), random_state=0).fit(x, y).predict(new, return_std=True)
+    return TAGIRegressor((HIDDEN,), "relu", random_state=0).fit(x, y).predict(new, return_std=True)
 
 
 def with_process(x: np.ndarray, y: np.ndarray, new: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+import warnings
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from sklearn.base import clone
 from sklearn.compose import TransformedTargetRegressor
 from sklearn.datasets import load_iris
 from sklearn.ensemble import BaggingRegressor
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -22,7 +24,7 @@ import gridwise.tagi.nn as nn
 from gridwise.errors import ArgumentError, GridwiseError
 from gridwise.tagi import metric
 from gridwise.tagi.estimators.sklearn import base, search
-from gridwise.tagi.estimators.sklearn.noise import likeliest
+from gridwise.tagi.estimators.sklearn.noise import ends_of, factor_of_noise, likeliest
 from gridwise.tagi.estimators.sklearn.stacked import StackedLinear
 from gridwise.tagi.sklearn import TAGIClassifier, TAGIRegressor
 
@@ -30,6 +32,9 @@ WEIGHTS = (
     "a row of weight 2 counts as two, but two rows fall into other batches and folds than one: the same information in "
     "another order, as in MLPRegressor"
 )
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::sklearn.exceptions.ConvergenceWarning"
+)  # few epochs are enough for most tests
 EXPECTED = {"check_sample_weight_equivalence_on_dense_data": WEIGHTS}
 
 
@@ -82,6 +87,57 @@ def test_a_given_noise_stays() -> None:
     assert model.noise_ == pytest.approx(7.0)
     assert model.n_epochs_ == 4
     assert (model.predict(x, return_std=True)[1] > 7.0).all()
+
+
+def test_too_few_epochs_are_told() -> None:
+    x, y = waves(60, 5.0)
+    with pytest.warns(ConvergenceWarning, match=r"`max_epochs` \(=3\)"):
+        TAGIRegressor((8,), random_state=0, max_epochs=3).fit(x, y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        TAGIRegressor((8,), random_state=0, max_epochs=3, early_stopping=False).fit(x, y)
+        TAGIRegressor((8,), random_state=0, max_epochs=300, patience=1).fit(*waves(60, 500.0))  # nothing to learn
+
+
+def test_hidden_layers_are_those_that_held_out_rows_prefer() -> None:
+    x, y = waves(80, 5.0)
+    scores = {
+        widths: TAGIRegressor(widths, random_state=0, max_epochs=20).fit(x, y).validation_score_
+        for widths in base.TRIED
+    }
+    model = TAGIRegressor(random_state=0, max_epochs=20).fit(x, y)
+    assert model.hidden_layers_ == max(scores, key=lambda widths: scores[widths])
+    assert model.validation_score_ == max(scores.values())
+    assert len([layer for layer in model.net_.layers if isinstance(layer, nn.Linear)]) == len(model.hidden_layers_) + 1
+
+
+def test_intervals_follow_errors_that_are_not_gaussian() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-1, 1, (400, 1))
+    y = x[:, 0] + rng.exponential(1.0, 400)
+    model = TAGIRegressor((10,), random_state=0, max_epochs=40).fit(x[:300], y[:300])
+    low, high = model.predict_interval(x[300:], 0.8)
+    mean = model.predict(x[300:])
+    assert (high - mean > 1.3 * (mean - low)).all()  # a Gaussian has its mean in the middle
+    assert 0.7 < ((low <= y[300:]) & (y[300:] <= high)).mean() < 0.9
+    wider = model.predict_interval(x[300:], 0.9999)  # too few rows to tell: at least a Gaussian's
+    std = model.predict(x[300:], return_std=True)[1]
+    assert (wider[0] <= mean - 3.8 * std).all()
+    assert (wider[1] >= high).all()
+
+
+def test_ends_of_few_residuals_are_those_of_a_gaussian() -> None:
+    low, high = ends_of(np.array([[0.5, np.nan], [-3.0, np.nan]]), 0.9)
+    np.testing.assert_allclose((low, high), [[-1.6449] * 2, [1.6449] * 2], atol=1e-4)
+
+
+def test_noise_that_varies_is_scaled_by_held_out_rows() -> None:
+    rng = torch.Generator().manual_seed(0)
+    y = torch.randn(500, 2, generator=rng).double() * torch.tensor([1.0, 3.0])
+    zeros, weight = torch.zeros_like(y), torch.ones(500).double()
+    y[:10, 1] = torch.nan
+    factor = factor_of_noise(zeros, zeros + 1e-9, y, torch.ones_like(y), weight)
+    assert factor.tolist() == pytest.approx([1.0, 9.0], rel=0.2)
 
 
 def test_it_does_not_know_where_it_has_seen_nothing() -> None:
@@ -275,7 +331,7 @@ def test_one_number_is_one_hidden_layer() -> None:
     model = TAGIRegressor(5, max_epochs=2, random_state=0).fit(x, x[:, 0])
     assert model.net_.layers[0].output_size == 5
     assert model.hidden_layers == 5
-    for wrong in (0, 2.5, None):
+    for wrong in (0, 2.5, None, "many"):
         with pytest.raises(ArgumentError, match="`hidden_layers`"):
             TAGIRegressor(wrong).fit(x, x[:, 0])
 

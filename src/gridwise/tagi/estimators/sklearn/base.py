@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import numbers
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
@@ -20,8 +22,13 @@ from ....errors import ArgumentError
 from ...nn import Sequential, TrainStep
 from ...nn.data_struct import Values, of_array
 from ..scaling import Scale
-from .search import Settings, check_network, learn_epoch, refit, search
+from .search import Found, Settings, check_network, learn_epoch, refit, search
 from .tasks import ACTIVATIONS, LearningTask, Network, network_of, outputs_of
+
+AUTO = "auto"
+"""The hidden layers are those of `TRIED` that make held-out rows likeliest."""
+
+TRIED = ((50,), (50, 50))
 
 LEARNT = "learnt"
 """The noise is the likeliest on held-out rows."""
@@ -31,17 +38,18 @@ class TAGIEstimator(BaseEstimator):
     """Base of `TAGIRegressor` and `TAGIClassifier`."""
 
     net_: Sequential
+    hidden_layers_: tuple[int, ...]
     n_epochs_: int
     scale_x_: Scale
 
     def __init__(
         self,
-        hidden_layers: Any = (50,),
-        activation: str = "relu",
+        hidden_layers: Any = AUTO,
+        activation: str = "mixture_relu",
         *,
         noise: float | str = LEARNT,
         batch_size: int = 32,
-        max_epochs: int = 100,
+        max_epochs: int = 300,
         early_stopping: bool = True,
         patience: int = 10,
         validation_fraction: float = 0.2,
@@ -70,9 +78,9 @@ class TAGIEstimator(BaseEstimator):
                 raise ArgumentError(f"{name}: `{parameter}` (={value!r}) is a whole number from {least} on.")
             return int(value)
 
-        if not all(isinstance(width, numbers.Integral) and int(width) > 0 for width in self._widths()):
+        if not all(isinstance(n, numbers.Integral) and int(n) > 0 for widths in self._widths() for n in widths):
             raise ArgumentError(
-                f"{name}: `hidden_layers` (={self.hidden_layers!r}) are numbers of units, 50 or (100, 100), say."
+                f"{name}: `hidden_layers` (={self.hidden_layers!r}) are numbers of units, 50 or (100, 100), say, or {AUTO!r}."
             )
         if self.activation not in ACTIVATIONS:
             raise ArgumentError(
@@ -123,14 +131,29 @@ class TAGIEstimator(BaseEstimator):
                 f"{type(self).__name__}: n_samples={rows}; at least 2 are needed, because the noise and the number of epochs "
                 "are found on rows that are held out."
             )
+        tried: list[tuple[Found, tuple[int, ...], Network]] = []
+        for widths, network in self._networks(task.network):
+            task.network = network
+            with self._seeded(0) as generator:  # the same folds for all
+                tried.append((search(task, rows, settings, generator, self._print), widths, network))
+        found, self.hidden_layers_, task.network = max(tried, key=lambda each: each[0].likelihood)
         with self._seeded(0) as generator:
-            found = search(task, rows, settings, generator, self._print)
             self.net_ = refit(task, rows, found.schedule, settings.batch_size, generator)
+        if not found.converged:
+            warnings.warn(
+                f"{type(self).__name__}: the held-out likelihood was still increasing after `max_epochs` "
+                f"(={settings.max_epochs}).\n  fix: more of them.",
+                ConvergenceWarning,
+                stacklevel=3,
+            )
         self.n_epochs_, self.validation_score_ = len(found.schedule), found.likelihood
-        self._found, self._calls = found.noise, 0
+        self._found, self._residuals, self._calls = found.noise, found.residuals, 0
 
     def _learn_once(self, task: LearningTask, rows: int, batch_size: int, first: bool) -> None:
         """Learn the rows once, continuing from `net_`, which is replaced only if the new parameters are finite."""
+        if first:
+            self.hidden_layers_, self._residuals = self._widths()[-1], None
+            task.network = list(self._networks(task.network))[-1][1]
         self._calls = 0 if first else self._calls + 1
         with self._seeded(self._calls) as generator:
             net = task.network() if first else copy.deepcopy(self.net_)
@@ -147,11 +170,21 @@ class TAGIEstimator(BaseEstimator):
             yield torch.Generator().manual_seed(seed)
 
     def _network(self, features: int, outputs: int, varying: bool = False) -> Network:
-        return partial(network_of, [features, *self._widths(), outputs], self.activation, varying)
+        """What makes the network, of which the first of the hidden layers to try are a part."""
+        return partial(network_of, [features, *self._widths()[0], outputs], self.activation, varying)
 
-    def _widths(self) -> list[Any]:
-        """The units of each hidden layer; one number is one layer, as in scikit-learn."""
-        return list(self.hidden_layers) if isinstance(self.hidden_layers, Iterable) else [self.hidden_layers]
+    def _networks(self, first: Any) -> Iterator[tuple[tuple[int, ...], Network]]:
+        """The networks to try, with their hidden layers."""
+        (features, *_, outputs), *rest = first.args
+        for widths in self._widths():
+            yield widths, partial(network_of, [features, *widths, outputs], *rest)
+
+    def _widths(self) -> list[tuple[Any, ...]]:
+        """The units of each hidden layer, for each network to try; one number is one layer, as in scikit-learn."""
+        given = self.hidden_layers
+        if isinstance(given, str):
+            return list(TRIED) if given == AUTO else [(given,)]
+        return [tuple(given) if isinstance(given, Iterable) else (given,)]
 
     def _print(self, line: str) -> None:
         print(f"{type(self).__name__}: {line}", flush=True)

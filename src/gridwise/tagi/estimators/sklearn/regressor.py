@@ -15,6 +15,7 @@ from ....errors import ArgumentError
 from ...nn.data_struct import Values
 from ..prediction import Prediction
 from .base import LEARNT, TAGIEstimator, scale_of
+from .noise import ends_of
 from .tasks import Numbers, VaryingNumbers
 
 VARYING = "heteroscedastic"
@@ -32,17 +33,19 @@ class TAGIRegressor(RegressorMixin, TAGIEstimator):
     Parameters
     ----------
     hidden_layers
-        Units of each hidden layer, or one number for one layer.
+        Units of each hidden layer, or one number for one layer. 'auto': one or two layers of 50, whichever makes the
+        held-out rows likelier; in `partial_fit` two.
     activation
         'relu', 'mixture_relu' (with exact moments) or 'tanh'.
     noise
-        'learnt': one size, the likeliest on held-out rows. 'heteroscedastic': predicted by the network for each row.
+        'learnt': one size, the likeliest on held-out rows. 'heteroscedastic': predicted by the network for each row, times
+        the factor that makes the held-out rows likeliest.
         Or a number: the standard deviation of the noise, in the units of `y`.
     batch_size
         Rows of a training step.
     max_epochs, early_stopping, patience
         Learning ends after `patience` epochs without a better likelihood of the held-out rows, or after `max_epochs`;
-        without `early_stopping` always after `max_epochs`.
+        without `early_stopping` always after `max_epochs`. A ConvergenceWarning says that they were too few.
     validation_fraction
         The fraction of the rows that is held out at a time.
     random_state
@@ -54,6 +57,8 @@ class TAGIRegressor(RegressorMixin, TAGIEstimator):
     ----------
     noise_ : float or array (n_outputs,)
         Standard deviation of the noise, in the units of `y`; its root mean square where it varies.
+    hidden_layers_ : tuple
+        Units of each hidden layer.
     n_epochs_ : int
         Number of epochs of the final network.
     validation_score_ : float
@@ -160,7 +165,7 @@ class TAGIRegressor(RegressorMixin, TAGIEstimator):
     def _note_noise(self, task: Numbers | VaryingNumbers) -> None:
         if isinstance(task, VaryingNumbers):
             mu, _ = task.outputs(self.net_, torch.arange(len(task.x)))
-            noise = mu[:, 1::2].mean(0)
+            noise = (self._found * mu[:, 1::2]).mean(0)
         else:
             noise = self._found
         std = np.sqrt(noise.numpy()) * self.scale_y_.std.numpy()
@@ -173,13 +178,28 @@ class TAGIRegressor(RegressorMixin, TAGIEstimator):
         return (p.mean, p.std) if return_std else p.mean
 
     def predict_interval(self, X: Values, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
-        """The central interval (low, high) that contains an observation with probability `level`."""
-        return self.predictive(X).interval(level)
+        """An interval (low, high) that contains an observation with probability `level`, with equal chances below and above.
+
+        Its ends are quantiles of the held-out errors, relative to their standard deviations. Where these are too few for
+        `level`, or there are none (`partial_fit`), the interval is at least that of a Gaussian.
+        """
+        p = self.predictive(X)
+        low, high = p.interval(level)
+        if self._residuals is None:
+            return low, high
+        below, above = ends_of(self._residuals.numpy(), level)
+        if self._is_flat:
+            below, above = below[0], above[0]
+        return p.mean + below * p.std, p.mean + above * p.std
 
     def predictive(self, X: Values) -> Prediction:
         """Mean and standard deviation of future observations, and the part of it that more data would reduce."""
         check_is_fitted(self, "net_")
-        p = Prediction.of(*self._outputs(X), None if self.noise == VARYING else self._found, self.scale_y_)
+        mu, var = self._outputs(X)
+        noise = self._found
+        if self.noise == VARYING:
+            mu, var, noise = mu[:, 0::2], var[:, 0::2], noise * mu[:, 1::2]
+        p = Prediction.of(mu, var, noise, self.scale_y_)
         return Prediction(p.mean[:, 0], p.std[:, 0], p.model_std[:, 0]) if self._is_flat else p
 
     def __sklearn_tags__(self) -> Any:

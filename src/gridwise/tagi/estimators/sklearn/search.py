@@ -3,6 +3,7 @@
     folds       rows are held out in turn; each fold has a network of its own, and all of them learn side by side
     each epoch  networks learn with the current noise; the likeliest noise of all held-out rows becomes the next
     the end     `patience` epochs without a better likelihood of the held-out rows; the best epoch counts
+    networks    several may be tried; the one with the best likelihood of the same held-out rows counts
     then        a new network learns from all rows, with the same noise in each epoch
 
 There are as many folds as it takes for `MIN_HELD_OUT_ROWS` held-out rows: nearly all for a small data set, one for a large one.
@@ -40,11 +41,16 @@ class Settings(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The noise of every epoch up to the best one, the noise after it, and the likelihood of held-out rows then."""
+    """The noise of every epoch up to the best one, and then: the noise, the likelihood of held-out rows, their residuals.
+
+    `converged` is False if the likelihood was still increasing after the last epoch that was allowed.
+    """
 
     schedule: list[Any]
     noise: Any
     likelihood: float
+    residuals: Tensor | None = None
+    converged: bool = True
 
 
 def search(
@@ -68,9 +74,10 @@ def search(
         if settings.verbose > 1:
             say(f"epoch {epoch}: held-out log-likelihood {likelihood:.4f}")
         if likelihood > best.likelihood + MIN_IMPROVEMENT or not settings.early_stopping:
-            best = Found(list(schedule), noise, likelihood)
+            residuals = task.residuals(mu, var, held_out_rows, noise)
+            best = Found(list(schedule), noise, likelihood, residuals, not settings.early_stopping)
         elif epoch - len(best.schedule) >= settings.patience:
-            break
+            return best._replace(converged=True)
     return best
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from ...hrc_softmax import class_probabilities, class_tree
 from ...nn import EvenExp, HRCSoftmax, Linear, MixtureReLU, ReLU, Sequential, Tanh, TrainStep
 from ...nn.base_layer import BaseLayer
 from ...nn.gaussian import Gaussian
-from .noise import UNKNOWN, likeliest, mean_log_density, noise_of_numbers
+from .noise import UNKNOWN, factor_of_noise, likeliest, mean_log_density, noise_of_numbers
 from .stacked import StackedLinear
 
 ACTIVATIONS: dict[str, Callable[[], BaseLayer]] = {"relu": ReLU, "mixture_relu": MixtureReLU, "tanh": Tanh}
@@ -69,6 +70,10 @@ class _Task:
     def outputs(self, net: Sequential, rows: Tensor) -> tuple[Tensor, Tensor]:
         return outputs_of(net, self.x[rows])
 
+    def residuals(self, mu: Tensor, var: Tensor, rows: Tensor, noise: Any) -> Tensor | None:
+        """Errors of the predictions relative to their standard deviations (row, column); None for classes."""
+        return None
+
 
 def _observed_by(y: Tensor, held_out: Tensor | None) -> Tensor:
     """Observations (row, column), or (row, member, column) with NaN where a row is held out from a member."""
@@ -94,9 +99,16 @@ class Numbers(_Task):
         noise = noise_of_numbers(mu, var, y, weight) if self.fixed is None else self.fixed
         return noise, mean_log_density(mu, var, y, noise, weight)
 
+    def residuals(self, mu: Tensor, var: Tensor, rows: Tensor, noise: Any) -> Tensor | None:
+        return (self.y[rows] - mu) / (var + noise).sqrt()
+
 
 class VaryingNumbers(_Task):
-    """Numbers whose noise the network predicts too, by approximate Gaussian variance inference (AGVI)."""
+    """Numbers whose noise the network predicts too, by approximate Gaussian variance inference (AGVI).
+
+    A network is too sure of the noise of what it has learnt. Its variance is multiplied by the factor that makes the held-out
+    rows likeliest, one for each column; the factor takes the place of the noise elsewhere.
+    """
 
     observe = "heteros"
 
@@ -104,14 +116,19 @@ class VaryingNumbers(_Task):
         super().__init__(network, x, weight)
         self.y = y
 
-    def first_noise(self) -> None:
-        return None
+    def first_noise(self) -> Tensor:
+        return torch.ones(self.y.shape[1], dtype=self.y.dtype)
 
-    def learn(self, step: TrainStep, rows: Tensor, noise: None, held_out: Tensor | None = None) -> None:
+    def learn(self, step: TrainStep, rows: Tensor, noise: Tensor, held_out: Tensor | None = None) -> None:
         step(self.x[rows], _observed_by(self.y[rows], held_out))
 
-    def judge(self, mu: Tensor, var: Tensor, rows: Tensor) -> tuple[None, float]:
-        return None, mean_log_density(mu[:, 0::2], var[:, 0::2], self.y[rows], mu[:, 1::2], self.weight[rows])
+    def judge(self, mu: Tensor, var: Tensor, rows: Tensor) -> tuple[Tensor, float]:
+        y, weight = self.y[rows], self.weight[rows]
+        factor = factor_of_noise(mu[:, 0::2], var[:, 0::2], y, mu[:, 1::2], weight)
+        return factor, mean_log_density(mu[:, 0::2], var[:, 0::2], y, factor * mu[:, 1::2], weight)
+
+    def residuals(self, mu: Tensor, var: Tensor, rows: Tensor, noise: Any) -> Tensor | None:
+        return (self.y[rows] - mu[:, 0::2]) / (var[:, 0::2] + noise * mu[:, 1::2]).sqrt()
 
 
 class Classes(_Task):

@@ -12,12 +12,16 @@ More than four workers are for `make soak` as well: a pool is as large as its la
 from __future__ import annotations
 
 import os
+import signal
 from collections import defaultdict
 
 import pytest
 
 # Before torch is imported: two test processes on two cores, each with threads that spin, take up to four times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell: tests interrupt themselves
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ABOVE_TRANSPORTS = ("tests/nn/", "tests/models/", "tests/tagi/", "tests/data/")
 NEAR_TRANSPORTS = ("tests/nn/primitives/", "tests/nn/engine/")

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -22,7 +22,6 @@ from ..state.key_tree import KeyNode, find, tree_of
 from ..state.optimisers import names_of_parameters
 from . import available_memory
 from .chunk_reads import Want
-from .renaming import unused_of
 from .shared_memory_targets import overlaps_itself
 
 
@@ -172,3 +171,14 @@ def _near(name: str, key: str) -> bool:
 def listed(names: list[str]) -> str:
     shown = ", ".join(map(repr, names[:MOST_NAMED]))
     return f"{shown}, ... ({len(names)} in all)" if len(names) > MOST_NAMED else shown or "none"
+
+
+def unused_of(keys: Iterable[str], used: set[str]) -> list[str]:
+    """The keys that are not used, and not below one that is."""
+
+    def is_used(key: str) -> bool:
+        while key not in used and "/" in key:
+            key = key.rpartition("/")[0]
+        return key in used
+
+    return [key for key in keys if not is_used(key)] if "" not in used else []

@@ -139,7 +139,9 @@ def _started(
         data = read_contents_bytes(path) if data is None else data
         number = int(checksum(data)[1:], 16)
         with reading_ahead(path / f"data-{likely_id(data)}" / f"w{consensus.index}.safetensors"):
-            manifest = renamed(contents_of(data, path), wish.rename)
+            manifest = contents_of(data, path)
+            if wish.rename is not None:
+                manifest = renamed(manifest, wish.rename)
             here = consensus.rank, consensus.index, consensus.size
             plan = plan_load(manifest, into, *here, wish.cast, wish.strict)
             reader = Reader(path, manifest, reads_of_all(plan.wants), consensus.transport.cores)

@@ -12,7 +12,7 @@ A name stands for itself and for what is below it, up to a `/` or a `.`. Optimis
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...errors import CheckpointMismatch
@@ -23,10 +23,8 @@ Rename = Mapping[str, str | None] | Callable[[str], str | None]
 """New names by old ones, or a function of a key; None leaves it out."""
 
 
-def renamed(manifest: Manifest, rename: Rename | None) -> Manifest:
+def renamed(manifest: Manifest, rename: Rename) -> Manifest:
     """The same tensors and values under their new names."""
-    if rename is None:
-        return manifest
     new = _new_names([*manifest.tensors, *manifest.values], rename)
     values = dict(manifest.values)
     parameters = _new_parameters(manifest, new)
@@ -117,17 +115,6 @@ def _check_twins(new: Mapping[str, str | None]) -> None:
     for key, at in new.items():
         if at is not None and seen.setdefault(at, key) != key:
             raise CheckpointMismatch(f"`rename` gives {seen[at]!r} and {key!r} one name, {at!r}.")
-
-
-def unused_of(keys: Iterable[str], used: set[str]) -> list[str]:
-    """The keys that are not used, and not below one that is."""
-
-    def is_used(key: str) -> bool:
-        while key not in used and "/" in key:
-            key = key.rpartition("/")[0]
-        return key in used
-
-    return [key for key in keys if not is_used(key)] if "" not in used else []
 
 
 @dataclasses.dataclass(frozen=True)

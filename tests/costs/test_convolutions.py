@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -62,3 +64,11 @@ def test_a_product_of_single_windows_needs_no_room_on_a_device():
     )
     assert forward.workspace("cuda") == 0
     assert wide.workspace("cuda") == wide.x.nbytes + wide.weight.nbytes + wide.y.nbytes
+
+
+def test_a_product_with_a_stride_or_in_several_threads_copies_its_weight():
+    plain, strided = (both_ways(torch.nn.Conv2d(64, 256, 1, s, device="meta"), 1, 64, 32, 32)[0] for s in (1, 2))
+    assert plain.workspace() == 0
+    assert strided.workspace() >= strided.weight.nbytes
+    threaded = dataclasses.replace(plain, threads=2)
+    assert threaded.workspace() >= plain.weight.nbytes

@@ -3,7 +3,8 @@
 oneDNN computes float32 convolutions on copies in which 16 channels lie side by side (`n` channels take the space of the next
 multiple of 16), and makes the results dense again. For other dtypes, and for small inputs of one sample, torch unrolls the
 windows of the input into the rows of a matrix. Which of these copies exist at the same time was read off torch's profiler
-(torch 2.13, x86 with AVX); a product of 1 x 1 windows needs none. The matrix of a small input is small, and ignored.
+(torch 2.13, x86 with AVX); a product of 1 x 1 windows needs none in one thread. The matrix of a small input is small, and
+ignored.
 
     forward     weight, input and output blocked,  then  output blocked + output
     backward    gradient of output blocked + that of input blocked,  then  of input blocked + of input,
@@ -48,6 +49,7 @@ class Convolution:
     groups: int
     wanted: Sequence[bool] | None = None
     """In backward: whether it computes the gradients of `x` and of `weight`."""
+    threads: int = 1
 
     @classmethod
     def of(cls, operator: OpOverload, args: Sequence[Any], outputs: Sequence[Tensor]) -> Convolution | None:
@@ -63,10 +65,9 @@ class Convolution:
     def workspace(self, device: str = "cpu") -> int:
         """The most bytes held while it runs, besides what it returns."""
         if device == "cuda":
-            plain = self.wanted is None and self._is_product and max(self.stride) == 1
-            return 0 if plain else self.x.nbytes + self.weight.nbytes + self.y.nbytes
+            return 0 if self.wanted is None and self._is_product else self.x.nbytes + self.weight.nbytes + self.y.nbytes
         dense = _dense(self.x) + (0 if self.wanted is None else _dense(self.y))
-        if not self.y.numel() or self._is_product:
+        if not self.y.numel() or (self._is_product and not (self.threads > 1 and self._is_by_onednn)):
             return dense
         if self.x.dtype != torch.float32:
             return dense + self._unrolled * self.x.element_size()
@@ -116,12 +117,13 @@ class Convolution:
         if self.x.dtype != torch.float32:
             return False
         samples, kernel = len(self.x), self.weight.shape[-2:]
-        worth = max(*self.stride, *self.dilation) > 1 or samples >= 16 or tuple(kernel) != (1, 1)
+        worth = not self._is_product or samples >= 16 or tuple(kernel) != (1, 1) or self.threads > 1
         return worth and (self.groups > 1 or min(kernel) > 3 or samples > 1 or prod(self.x.shape[:4]) > SMALL)
 
     @property
     def _is_product(self) -> bool:
-        return prod(self.weight.shape[2:]) == 1
+        """Whether it is one product of matrices: a stride is left to oneDNN, as is any product if there are several threads."""
+        return prod(self.weight.shape[2:]) == 1 and max(*self.stride, *self.dilation) == 1
 
     @property
     def _source(self) -> int:

@@ -49,8 +49,12 @@ def _convolution(operation: Operation, hulls: Hulls, backward: bool) -> Convolut
         return None
     given, kernel, made = (_meta(v, hulls) for v in (x, weight, operation.outputs[0]))
     ones: Sequence[Any] = (1,) * dims
+    is_strided = max(weight.shape[2:], default=1) == 1 and x.shape[2:] != operation.outputs[0].shape[2:]
+    stride: Sequence[Any] = (2,) * dims if is_strided else ones  # that of larger windows changes nothing
     groups = max(1, x.shape[1] // weight.shape[1]) if "transpose" not in kind else 1
-    return Convolution(given, kernel, made, ones, ones, "transpose" in kind, groups, (True, True) if backward else None)
+    wanted = (True, True) if backward else None
+    threads = torch.get_num_threads()
+    return Convolution(given, kernel, made, stride, ones, "transpose" in kind, groups, wanted, threads)
 
 
 def _meta(value: GlobalValue, hulls: Hulls) -> torch.Tensor:

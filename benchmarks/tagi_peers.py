@@ -2,11 +2,11 @@
 
     python benchmarks/tagi_peers.py [--splits 3] [--only sinc hetero]
 
-Random 80/20 splits. Nothing is tuned on the test rows, TAGI's defaults included: it chooses hidden layers, noise and epochs on
-its training rows. Peers: BayesianRidge and a Gaussian process (a length scale per column, learnt noise) on standardised
-columns; gradient boosting with a split-conformal interval (a quarter of the rows held out); boosting in MAPIE's
-cross-conformal regressor (CV+), where MAPIE is installed. Goals: coverage between .87 and .94; an RMSE of at most 1.1 times the
-better of BayesianRidge and boosting.
+Random 80/20 splits. TAGI chooses hidden layers, noise and epochs on its training rows; its defaults (the activation, the most
+epochs) were set with other splits of these data sets in view. Peers: BayesianRidge and a Gaussian process (a length scale per
+column, learnt noise) on standardised columns; gradient boosting with a split-conformal interval (a quarter of the rows held
+out); boosting in MAPIE's cross-conformal regressor (CV+), where MAPIE is installed. Goals: coverage between .87 and .94; an RMSE
+of at most 1.1 times the better of BayesianRidge and boosting.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ PEERS: dict[str, Callable[[np.ndarray, np.ndarray, np.ndarray, int], Answer]] = 
 
 def splits(rows: int, count: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     for seed in range(count):
-        order = np.random.default_rng(100 + seed).permutation(rows)
+        order = np.random.default_rng(5000 + seed).permutation(rows)
         yield seed, order[: round(0.8 * rows)], order[round(0.8 * rows) :]
 
 

@@ -5,8 +5,8 @@
 Random 80/20 splits. TAGI chooses hidden layers, noise and epochs on its training rows; its defaults (the activation, the most
 epochs) were set with other splits of these data sets in view. Peers: BayesianRidge and a Gaussian process (a length scale per
 column, learnt noise) on standardised columns; gradient boosting with a split-conformal interval (a quarter of the rows held
-out); boosting in MAPIE's cross-conformal regressor (CV+), where MAPIE is installed. Goals: coverage between .87 and .94; an RMSE
-of at most 1.1 times the better of BayesianRidge and boosting.
+out); boosting in MAPIE's cross-conformal regressor (CV+), where MAPIE is installed. Goals: coverage between .87 and .94; an
+RMSE of at most 1.1 times the better of BayesianRidge and boosting.
 """
 
 from __future__ import annotations

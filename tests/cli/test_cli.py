@@ -173,6 +173,7 @@ def test_doctor_turns_a_failing_probe_into_a_line(terminal: bool, monkeypatch: p
 
 def test_python_m_gridwise_is_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["gridwise", "--version"])
+    monkeypatch.delitem(sys.modules, "gridwise.__main__", raising=False)  # another test may have imported it
     with pytest.raises(SystemExit):
         runpy.run_module("gridwise", run_name="__main__")
     assert capsys.readouterr().out == f"gridwise {gridwise.__version__}\n"

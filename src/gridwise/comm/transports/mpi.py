@@ -18,6 +18,7 @@ from torch import Tensor
 from ...log import logger
 from ..messages.requests import NOTHING, Request
 from ..node import NodeError, find_node
+from ..node.mailbox import mismatch
 from ..supervision import original_stderr
 from .base import PeerTensor, Team, Transport
 
@@ -62,6 +63,23 @@ class _Requests:
         self.messages = None
 
 
+@dataclass(slots=True)
+class _Messages:
+    """Messages under way, kept alive until they are complete. MPI itself notices those that are too long, not too short."""
+
+    requests: list[MPI.Request]
+    receives: Sequence[PeerTensor]
+    sends: Sequence[PeerTensor]
+
+    def wait(self) -> None:
+        came = [MPI.Status() for _ in self.requests]
+        MPI.Request.Waitall(self.requests, came)
+        for status, (peer, x) in zip(came, self.receives, strict=False):
+            if (count := status.Get_count(MPI.BYTE)) != x.nbytes:
+                raise mismatch(peer, f"sent a message of {count} bytes", f"waits for one of {x.nbytes} bytes")
+        self.receives = self.sends = ()
+
+
 class MPITransport(Transport):
     """The workers of an mpi4py communicator, COMM_WORLD unless another is given."""
 
@@ -90,7 +108,7 @@ class MPITransport(Transport):
         world = self._world
         requests = [world.Irecv(memory(x), peer, TAG) for peer, x in receives]
         requests += [world.Isend(memory(x), peer, TAG) for peer, x in sends]
-        return _Requests(requests, (sends, receives))
+        return _Messages(requests, receives, sends)
 
     def _all_sum_into(self, total: Tensor, x: Tensor, team: Team) -> None:
         if x.dtype == total.dtype and x.is_contiguous() and x is not total and x.numel():

@@ -64,7 +64,7 @@ class _Requests:
 
 
 @dataclass(slots=True)
-class _Messages:
+class _PendingMessages:
     """Messages under way, kept alive until they are complete. MPI itself notices those that are too long, not too short."""
 
     requests: list[MPI.Request]
@@ -108,7 +108,7 @@ class MPITransport(Transport):
         world = self._world
         requests = [world.Irecv(memory(x), peer, TAG) for peer, x in receives]
         requests += [world.Isend(memory(x), peer, TAG) for peer, x in sends]
-        return _Messages(requests, receives, sends)
+        return _PendingMessages(requests, receives, sends)
 
     def _all_sum_into(self, total: Tensor, x: Tensor, team: Team) -> None:
         if x.dtype == total.dtype and x.is_contiguous() and x is not total and x.numel():

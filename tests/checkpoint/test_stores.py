@@ -265,7 +265,7 @@ def test_convert_to_and_from_stores(store: str, tmp_path: Path) -> None:
         ("s3://bucket/a/", StorePath("s3", "bucket/a")),
         (Path("s3://bucket/a"), StorePath("s3", "bucket/a")),
         (Path("s3://bucket/a") / "b", StorePath("s3", "bucket/a/b")),
-        ("local:///tmp/x", StorePath("local", "/tmp/x")),
+        ("local:///data/x", StorePath("local", "/data/x")),
         ("C:/x", Path("C:/x")),
     ],
 )

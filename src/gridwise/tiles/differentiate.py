@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..operators.on_boxes import Collecting, Local
+from ..torch_internals.page_pool import beside_the_pool
 from .arrays import InMemory, StoredArray
 from .autograd_functions import OwnBackward
 from .cone import Stage, Tile, TileStep, boxes_of
@@ -69,7 +70,8 @@ class DifferentiableExecution(Execution):
         if known is None:
             if value.source is not None:
                 where = self._tensor_of(value)
-                zeros = torch.zeros(value.shape, dtype=value.spec.dtype, device=where)
+                with beside_the_pool():
+                    zeros = torch.zeros(value.shape, dtype=value.spec.dtype, device=where)
                 known = in_memory(zeros, self.store.device)
             else:
                 known = self.store.new(value, zeros=True)

@@ -18,11 +18,12 @@ from ..errors import GridwiseError
 from ..grid import Shape
 from ..operators.on_boxes import Collecting
 from ..operators.random.random_stream import RandomStream
+from ..torch_internals.page_pool import beside_the_pool
 from .arrays import InFile, InMemory, StoredArray
 from .cone import Argument, Stage, Tile
 from .device_copies import OnHost, lanes_of
 from .graph import GlobalValue, Operation
-from .heap import without_gaps
+from .heap import within
 from .schedule import Schedule
 
 
@@ -43,6 +44,10 @@ class Store:
         return cls(device, folder, cls.small if limit is None else min(cls.small, limit // FEW))
 
     def new(self, value: GlobalValue, zeros: bool = False) -> StoredArray:
+        with beside_the_pool():  # what is stored is no tile's
+            return self._new(value, zeros)
+
+    def _new(self, value: GlobalValue, zeros: bool) -> StoredArray:
         small = value.nbytes <= self.small
         if small and self.device.type != "cpu":
             return InMemory(torch.zeros(value.shape, dtype=value.spec.dtype, device=self.device))
@@ -109,7 +114,7 @@ class Execution:
 
     @contextmanager
     def within_limit(self) -> Iterator[None]:
-        with without_gaps(self.schedule.memory, self.schedule.peak, self.store.device):
+        with within(self.schedule.memory, self.schedule.peak, self.store.device):
             try:
                 yield
             finally:

@@ -30,7 +30,7 @@ from .cone import Stage, cuts_of
 from .cuts import slowness
 from .execute import made
 from .graph import GlobalValue, Operation
-from .heap import is_without_gaps, without_gaps
+from .heap import is_mapped_one_by_one, within
 from .schedule import Schedule
 
 MOST_FLOPS, MOST_BYTES = 2e8, 48 << 20
@@ -47,7 +47,7 @@ def seconds_of(schedule: Schedule, folder: Path | None, device: torch.device) ->
     """The seconds of each stage, forward and backward."""
     store = _Store(folder, device, schedule.stored_peak)
     found = []
-    with without_gaps(schedule.memory, schedule.peak, device):  # where memory is fresh, it takes longer
+    with within(schedule.memory, schedule.peak, device):  # where memory is fresh, it takes longer
         for stage in schedule.stages:
             with_gradients = schedule.backward and stage.requires_grad
             found.append(
@@ -115,7 +115,7 @@ def _per_element(operation: Operation, box: Box, device: torch.device, backward:
     needs = [need.shape for need in operation.needs(part)]
     dtypes = [(value.spec.dtype, value.requires_grad) for value in operation.inputs]
     kind = operation.name.split(" ")[0]
-    how = device, backward, torch.get_num_threads(), is_without_gaps()
+    how = device, backward, torch.get_num_threads(), is_mapped_one_by_one()
     key = kind, part.shape, *needs, *dtypes, operation.operator.flops, *how
     if key not in _measured:
         _measured[key] = _timed(lambda: _run_once(operation, part, needs, device, backward), device)
@@ -236,7 +236,7 @@ class _Store:
             while shape[d] > 1 and (prod(shape) * size > 8 * MOVED or prod(part) * size > MOVED):
                 shape[d] = -(-shape[d] // 2)
                 part[d] = min(part[d], shape[d])
-        key = "move", self.folder, *shape, *part, value.spec.dtype, self.device, is_without_gaps()
+        key = "move", self.folder, *shape, *part, value.spec.dtype, self.device, is_mapped_one_by_one()
         if key not in _measured:
             _measured[key] = _moving(self.folder, tuple(shape), Box.of_shape(tuple(part)), value, self.device)
         write, read = _measured[key]

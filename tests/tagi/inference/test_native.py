@@ -12,16 +12,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import gridwise.tagi.nn as nn
+from gridwise import compiling
 from gridwise.errors import ArgumentError
 from gridwise.tagi.inference.compiled_step import CompiledStep
-from gridwise.tagi.inference.native import toolchain
 from gridwise.tagi.inference.native.loops import WorkspacePlan, grouped, program
 from gridwise.tagi.inference.native.lowering import StepLoops
 from gridwise.tagi.inference.native.recording import record
 from gridwise.tagi.inference.native.step import native_step
 from gridwise.tagi.inference.native.values import NotNativeError
 
-needs_compiler = pytest.mark.skipif(toolchain.compiler() is None, reason="no C++ compiler")
+needs_compiler = pytest.mark.skipif(compiling.compiler() is None, reason="no C++ compiler")
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Sequential], int, int, str]] = {
     "relu": (lambda: nn.Sequential(nn.Linear(3, 9), nn.ReLU(), nn.Linear(9, 2)), 3, 2, "all"),
@@ -39,7 +39,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Sequential], int, int, str]] = {
 @pytest.fixture(autouse=True)
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / "gridwise" / "tagi"
+    return tmp_path / "gridwise" / "compiled"
 
 
 def data(name: str, rows: int) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -119,7 +119,7 @@ def test_the_second_time_it_is_loaded(empty_cache: Path, monkeypatch: pytest.Mon
     torch.manual_seed(0)
     net = NETWORKS["relu"][0]()
     assert last_of(step_of(net)) == "native"
-    monkeypatch.setattr(toolchain, "compiled", lambda *args: pytest.fail("compiled again"))
+    monkeypatch.setattr(compiling, "compiled", lambda *args: pytest.fail("compiled again"))
     assert last_of(step_of(net)) == "native"
     net.set_cap(3.0)  # another step, so another key
     with pytest.raises(pytest.fail.Exception, match="compiled again"):
@@ -130,7 +130,7 @@ def test_the_second_time_it_is_loaded(empty_cache: Path, monkeypatch: pytest.Mon
 def test_a_folder_that_others_write_to_is_not_used(empty_cache: Path) -> None:
     empty_cache.mkdir(parents=True)
     empty_cache.chmod(0o777)
-    assert toolchain.cache_folder() is None
+    assert compiling.cache_folder() is None
     a = torch.rand(3)
     assert torch.equal(native_step(lambda a: [a + a], [a], "twice")(a)[0], 2 * a)
     assert not list(empty_cache.iterdir())
@@ -226,6 +226,6 @@ def test_neighbours_are_one_loop_and_memory_is_used_again() -> None:
 
 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toolchain, "compiler", lambda: None)
+    monkeypatch.setattr(compiling, "compiler", lambda: None)
     with pytest.raises(NotNativeError, match="no C"):
         native_step(lambda a: [a + a], [torch.ones(2)], "twice")

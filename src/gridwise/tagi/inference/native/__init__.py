@@ -3,8 +3,7 @@
 recording    the step runs once, and every operator that it calls is written down
 lowering     operators become expressions (values, expressions, operators) and loops
 loops        loops become few, and C++
-toolchain    C++ becomes a library: the compiler of this machine, and a cache
-step         the library is called: for one batch, or for many at once
+step         the library is compiled or found (`gridwise.compiling`), and called: for one batch, or for many at once
 
 The loops are made from the layers' own operators: there is no second implementation of the mathematics. What cannot be
 written so raises `NotNativeError`, and the step is compiled in another way (`compiled_step.py`).

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .... import compiling
 from ....errors import ArgumentError
-from . import toolchain
 from .loops import WorkspacePlan, grouped, program
 from .lowering import StepLoops
 from .recording import record
@@ -98,10 +98,10 @@ def native_step(run: Callable[..., list[Tensor]], tensors: Sequence[Tensor], des
     rows = tensors[0].shape[0]
     if any(t.device.type != "cpu" for t in tensors) or sum(t.numel() for t in tensors) * rows > MOST_WORK:
         raise NotNativeError("the network is on another device, or large")
-    if toolchain.compiler() is None:
+    if compiling.compiler() is None:
         raise NotNativeError("there is no C++ compiler")
-    key = toolchain.key_of(description)
-    kept = toolchain.cached(key)
+    key = compiling.key_of(description)
+    kept = compiling.cached(key)
     if kept is not None:
         return NativeStep(*kept)
     copies = [t.detach().clone(memory_format=torch.preserve_format) for t in tensors]
@@ -113,7 +113,10 @@ def native_step(run: Callable[..., list[Tensor]], tensors: Sequence[Tensor], des
     memory = WorkspacePlan(groups)
     outputs = [(tuple(t.shape), str(t.dtype)) for t in recorded.outputs]
     notes = {"workspace": memory.size, "outputs": outputs}
-    return NativeStep(toolchain.compiled(key, program(groups, memory), notes), notes)
+    try:
+        return NativeStep(compiling.compiled(key, program(groups, memory), notes), notes)
+    except compiling.NoLibraryError as error:
+        raise NotNativeError(str(error)) from error
 
 
 def code_of(classes: Iterable[type]) -> str:

@@ -1,6 +1,6 @@
 """C++ to a loaded library: the compiler of this machine, and a cache on disk.
 
-    cache    ~/.cache/gridwise/tagi (or below $XDG_CACHE_HOME): <key>.so and <key>.json, written whole or not at all
+    cache    ~/.cache/gridwise/compiled (or below $XDG_CACHE_HOME): <key>.so and <key>.json, written whole or not at all
     key      everything that the program depends on, this machine's processor and compiler included
 
 A cache that others can write to is not used: it would run their code.
@@ -18,10 +18,9 @@ import shutil
 import stat
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-from .values import NotNativeError
 
 FLAGS = (
     *("-std=c++17", "-O2", "-ftree-vectorize", "-fopenmp-simd"),
@@ -31,6 +30,10 @@ FLAGS = (
 
 TIME_LIMIT = 120.0
 """Seconds for the compiler."""
+
+
+class NoLibraryError(Exception):
+    """There is no compiler here, or it failed."""
 
 
 @functools.cache
@@ -63,7 +66,7 @@ def vector_flags() -> tuple[str, ...]:
 def cache_folder() -> Path | None:
     """The folder of compiled steps, made if need be; None if it cannot be had, or others can write to it."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    folder = Path(base) / "gridwise" / "tagi"
+    folder = Path(base) / "gridwise" / "compiled"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.stat()
@@ -91,26 +94,26 @@ def cached(key: str) -> tuple[ctypes.CDLL, Any] | None:
         return None
 
 
-def compiled(key: str, source: str, notes: Any) -> ctypes.CDLL:
-    """The library made of `source`, kept in the cache with `notes`."""
+def compiled(key: str, source: str, notes: Any, flags: Sequence[str] = ()) -> ctypes.CDLL:
+    """The library made of `source`, kept in the cache with `notes`; `flags` are further ones of the compiler."""
     command = compiler()
     if command is None:
-        raise NotNativeError("there is no C++ compiler")
+        raise NoLibraryError("there is no C++ compiler")
     folder = cache_folder()
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        code, library = Path(scratch) / "step.cpp", Path(scratch) / "step.so"
+        code, library = Path(scratch) / "code.cpp", Path(scratch) / "library.so"
         code.write_text(source)
         try:
             done = subprocess.run(
-                [command[0], *FLAGS, *vector_flags(), str(code), "-o", str(library)],
+                [command[0], *FLAGS, *vector_flags(), str(code), *flags, "-o", str(library)],
                 capture_output=True,
                 text=True,
                 timeout=TIME_LIMIT,
             )
         except (OSError, subprocess.SubprocessError) as error:
-            raise NotNativeError(f"{command[0]} failed: {error}") from error
+            raise NoLibraryError(f"{command[0]} failed: {error}") from error
         if done.returncode:
-            raise NotNativeError(f"{command[0]} failed: {done.stderr[:2000]}")
+            raise NoLibraryError(f"{command[0]} failed: {done.stderr[:2000]}")
         if folder is None:
             return ctypes.CDLL(str(library))
         (Path(scratch) / "notes").write_text(json.dumps(notes))

@@ -31,6 +31,13 @@ CHANNEL_BLOCK = 16
 """How many channels lie side by side in oneDNN's copies."""
 SMALL = 20480
 """Up to this many elements, torch convolves a single sample without oneDNN."""
+
+
+def is_large(shape: Sequence[int]) -> bool:
+    """Whether torch gives a float32 input of this shape to oneDNN, though its kernel is small and there are no groups."""
+    return shape[0] > 1 or prod(shape[:4]) > SMALL
+
+
 UNPADDED_CHANNELS = 4
 """Up to this many channels, the input of a convolution is read without a copy."""
 
@@ -50,6 +57,8 @@ class Convolution:
     wanted: Sequence[bool] | None = None
     """In backward: whether it computes the gradients of `x` and of `weight`."""
     threads: int = 1
+    is_part: bool = False
+    """Whether `x` is part of an input that torch would give to oneDNN."""
 
     @classmethod
     def of(cls, operator: OpOverload, args: Sequence[Any], outputs: Sequence[Tensor]) -> Convolution | None:
@@ -118,7 +127,9 @@ class Convolution:
             return False
         samples, kernel = len(self.x), self.weight.shape[-2:]
         worth = not self._is_product or samples >= 16 or tuple(kernel) != (1, 1) or self.threads > 1
-        return worth and (self.groups > 1 or min(kernel) > 3 or samples > 1 or prod(self.x.shape[:4]) > SMALL)
+        if worth and self.is_part and self.wanted is None and not self.transposed and not self._is_product:
+            return True
+        return worth and (self.groups > 1 or min(kernel) > 3 or is_large(self.x.shape))
 
     @property
     def _is_product(self) -> bool:

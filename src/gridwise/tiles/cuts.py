@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
+from mmap import PAGESIZE
 
-from ..costs.convolutions import SMALL as SMALL_FOR_ONEDNN
+from ..costs.convolutions import is_large
 from ..grid import Box, Shape
 from ..operators.on_boxes import Local
 from .arrays import runs_of
@@ -44,10 +45,10 @@ def peak_of(stage: Stage, backward: bool) -> int:
 def cut(stage: Stage, memory: int | None, backward: bool, tile: Shape | None) -> None:
     """Decide the number of tiles along each dim."""
     start = _counts_of_tile(stage, tile)
-    stage.counts = _fitting(stage, memory, start, lambda counts: largest(stage, counts, False))
+    stage.counts = _fitting(stage, memory, start, False)
     stage.counts_back = stage.counts
     if backward and stage.requires_grad:
-        stage.counts_back = _fitting(stage, memory, stage.counts, lambda counts: largest(stage, counts, True))
+        stage.counts_back = _fitting(stage, memory, start, True)
 
 
 def _counts_of_tile(stage: Stage, tile: Shape | None) -> tuple[int, ...]:
@@ -81,16 +82,14 @@ HALO = 8
 """How much larger than twice a tile what it is computed from may be."""
 
 
-def _fitting(
-    stage: Stage, memory: int | None, counts: tuple[int, ...], size: Callable[[tuple[int, ...]], int]
-) -> tuple[int, ...]:
+def _fitting(stage: Stage, memory: int | None, counts: tuple[int, ...], backward: bool) -> tuple[int, ...]:
     """The counts, increased along the cheapest dims until a tile fits; as far as that goes."""
     if memory is None:
         return counts
-    now = size(counts)
+    now = largest(stage, counts, backward)
     while now > memory:
-        found = _finer_ones(stage, counts, now, size, only_less_to_read=True)
-        found = found or _finer_ones(stage, counts, now, size, only_less_to_read=False)
+        found = _finer_ones(stage, counts, now, backward, only_less_to_read=True)
+        found = found or _finer_ones(stage, counts, now, backward, only_less_to_read=False)
         if not found:
             return counts
         _, now, counts = min(found)
@@ -98,7 +97,7 @@ def _fitting(
 
 
 def _finer_ones(
-    stage: Stage, counts: tuple[int, ...], now: int, size: Callable[[tuple[int, ...]], int], only_less_to_read: bool
+    stage: Stage, counts: tuple[int, ...], now: int, backward: bool, only_less_to_read: bool
 ) -> list[tuple[float, int, tuple[int, ...]]]:
     """What one more cut along each dim costs, and how much a tile then holds.
 
@@ -113,11 +112,11 @@ def _finer_ones(
             if finer is None:
                 break
             trial = (*counts[:d], finer, *counts[d + 1 :])
-            then = size(trial)
+            then = largest(stage, trial, backward)
             if then < 0.97 * now:
                 if not only_less_to_read or _bytes_read(stage, trial) < 0.95 * before or not before:
                     gain = 1 - then / now
-                    found.append((_cost(stage, trial) / gain**0.5, then, trial))
+                    found.append((_cost(stage, trial, backward) / gain**0.5, then, trial))
                 break
     return found
 
@@ -138,29 +137,51 @@ def _finer(extent: int, count: int) -> int | None:
     return None if size == 1 else -(-extent // (-(-size // 2)))
 
 
-def _cost(stage: Stage, counts: tuple[int, ...]) -> float:
+def _cost(stage: Stage, counts: tuple[int, ...], backward: bool) -> float:
     """The work of all tiles, with what each costs besides."""
     box = middle(stage.shape, counts)
     hulls = stage.hulls(box)
-    work = sum(each.operator.flops * hulls[each.outputs[0]].volume * slowness(each, hulls) for each in stage.operations)
-    moved = [(root, box) for root in stage.roots] + [(v, hulls[v]) for v in stage.reads if not v.is_fixed]
-    for value, part in moved:
-        length = runs_of(value.shape, part)[1]
-        work += PER_BYTE * part.volume * value.spec.dtype.itemsize + PER_RUN * part.volume / max(1, length)
+    work = 0.0
+    for each in stage.operations:
+        work += each.operator.flops * hulls[each.outputs[0]].volume * slowness(each, hulls, backward)
+    for value, part in [(root, box) for root in stage.roots] + [(v, hulls[v]) for v in stage.reads if not v.is_fixed]:
+        work += _moving(value, part)
     return (work + PER_STEP * len(stage.operations)) * count_of(stage, counts)
 
 
-PER_STEP, PER_BYTE, PER_RUN = 2e5, 6.0, 4e3
-"""What an operator of a tile costs besides its work, a byte that is moved, and a run of bytes; in operations."""
+def _moving(value: GlobalValue, part: Box) -> float:
+    """The cost of reading or writing a box of what is stored, which may lie in a file."""
+    size = value.spec.dtype.itemsize
+    if value.spec.device.type != "cpu":
+        return PER_BYTE * part.volume * size
+    runs = part.volume / max(1, runs_of(value.shape, part)[1])
+    return PER_PAGE * pages_of(value.shape, part, size) + PER_RUN * runs
 
 
-def slowness(operation: Operation, hulls: Mapping[GlobalValue, Box]) -> float:
-    """How much slower torch is for small inputs of a convolution, which it does not give to oneDNN."""
+def pages_of(shape: Shape, box: Box, itemsize: int) -> int:
+    """In how many pages of a file a box lies: the gaps between its rows count, where they are shorter than a page."""
+    length, pitch, count = itemsize, itemsize, 1
+    for n, extent in zip(reversed(box.shape), reversed(shape), strict=True):
+        if pitch - length < PAGESIZE:
+            length += (n - 1) * pitch
+        else:
+            count *= n
+        pitch *= extent
+    return count * (length // PAGESIZE + 1)
+
+
+PER_STEP, PER_BYTE, PER_PAGE, PER_RUN = 2e5, 6.0, 1e5, 1e4
+"""What an operator of a tile costs besides its work; a byte that goes to a device, a page of a file, a run of bytes."""
+
+
+def slowness(operation: Operation, hulls: Mapping[GlobalValue, Box], backward: bool) -> float:
+    """How much slower torch is for small inputs of a convolution, which it does not give to oneDNN in backward."""
     if not operation.name.startswith(("conv1d", "conv2d", "conv3d")) or not isinstance(operation.operator, Local):
         return 1.0
-    x = hulls[operation.inputs[0]].shape
-    is_small = len(x) > 3 and x[0] == 1 and prod(x[:4]) <= SMALL_FOR_ONEDNN
-    return 8.0 if is_small and operation.inputs[0].spec.device.type == "cpu" else 1.0
+    given = operation.inputs[0]
+    if given.spec.device.type != "cpu" or len(given.shape) < 4 or is_large(hulls[given].shape):
+        return 1.0
+    return 8.0 if backward or not is_large(given.shape) else 1.0
 
 
 def count_of(stage: Stage, counts: Sequence[int]) -> int:

@@ -68,7 +68,7 @@ def _stage(stage: Stage, device: torch.device, store: _Store, backward: bool) ->
         hulls = stage.hulls(box)
         todo = [(each, _own(each, hulls)) for each in stage.operations] + [(each, box) for each in stage.collects]
         for operation, own in todo:
-            kind = operation, _slowness(operation, own)
+            kind = operation, _slowness(operation, own, backward)
             if kind not in rates:
                 rates[kind] = _per_element(operation, own, device, backward)
             spent += weight * rates[kind] * max(1, own.volume)
@@ -92,8 +92,8 @@ def _kinds(shape: Shape, counts: Sequence[int]) -> list[tuple[Box, int]]:
     return sorted(found, key=lambda pair: -pair[1])
 
 
-def _slowness(operation: Operation, box: Box) -> float:
-    return slowness(operation, dict(zip(operation.inputs, operation.needs(box), strict=True)))
+def _slowness(operation: Operation, box: Box, backward: bool) -> float:
+    return slowness(operation, dict(zip(operation.inputs, operation.needs(box), strict=True)), backward)
 
 
 def _own(operation: Operation, hulls: dict[GlobalValue, Box]) -> Box:
@@ -109,7 +109,7 @@ def _bytes(value: GlobalValue, box: Box) -> int:
 
 def _per_element(operation: Operation, box: Box, device: torch.device, backward: bool) -> float:
     """Seconds of an operator, for each element of its output."""
-    part = _part(operation, box)
+    part = _part(operation, box, backward)
     if not part.volume and part.start:
         return 0.0
     needs = [need.shape for need in operation.needs(part)]
@@ -122,13 +122,13 @@ def _per_element(operation: Operation, box: Box, device: torch.device, backward:
     return float(_measured[key]) / max(1, part.volume)
 
 
-def _part(operation: Operation, box: Box) -> Box:
+def _part(operation: Operation, box: Box, backward: bool) -> Box:
     """A part of the box that does not take long, of the same shape in the dims that matter for speed."""
 
     def cost(part: Box) -> tuple[float, int, float]:
         needs = operation.needs(part)
         moved = sum(_bytes(v, need) for v, need in zip(operation.inputs, needs, strict=True))
-        return operation.operator.flops * part.volume, moved, _slowness(operation, part)
+        return operation.operator.flops * part.volume, moved, _slowness(operation, part, backward)
 
     flops, moved, slow = cost(box)
     while flops > MOST_FLOPS or moved > MOST_BYTES:

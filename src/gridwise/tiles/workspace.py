@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..costs.convolutions import Convolution
+from ..costs.convolutions import Convolution, is_large
 from ..grid import Box
 from .graph import GlobalValue, Operation
 
@@ -54,7 +54,8 @@ def _convolution(operation: Operation, hulls: Hulls, backward: bool) -> Convolut
     groups = max(1, x.shape[1] // weight.shape[1]) if "transpose" not in kind else 1
     wanted = (True, True) if backward else None
     threads = torch.get_num_threads()
-    return Convolution(given, kernel, made, stride, ones, "transpose" in kind, groups, wanted, threads)
+    is_part = len(x.shape) > 3 and is_large(x.shape)
+    return Convolution(given, kernel, made, stride, ones, "transpose" in kind, groups, wanted, threads, is_part)
 
 
 def _meta(value: GlobalValue, hulls: Hulls) -> torch.Tensor:

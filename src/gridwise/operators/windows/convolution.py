@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from ...costs.convolutions import is_large
 from ...grid import Box, Interval, Shape, group_runs, groups_of
 from ..call import OperatorCall
 from ..on_boxes import Local
@@ -122,6 +123,8 @@ class ConvolutionOnBoxes(WindowedProduct):
         runs = group_runs(outputs, self.per_group)
         if len(runs) == 1:
             first, last = runs[0][1]
+            if self.groups == 1 and self.is_small_part(x):
+                return torch.mkldnn_convolution(x, weight, bias, padding, self.stride, self.dilation, 1)
             return convolve(x, weight, bias, *window, last - first)
         parts, base, (offset, _), per_input = [], groups_of(outputs, self.per_group)[0], outputs, weight.shape[1]
         for (a, b), (first, last) in runs:
@@ -129,6 +132,23 @@ class ConvolutionOnBoxes(WindowedProduct):
             some = None if bias is None else bias[a - offset : b - offset]
             parts.append(convolve(inputs, weight[a - offset : b - offset], some, *window, last - first))
         return torch.cat(parts, self.lead - 1)
+
+
+    def is_small_part(self, x: Tensor) -> bool:
+        """Whether torch would give the whole input to oneDNN, but not this part of it: to a kernel that is much slower.
+
+        The gradients are those of torch's choice, so this is for calls without.
+        """
+        if torch.is_grad_enabled() or x.dtype != torch.float32 or x.device.type != "cpu" or self.lead != 2:
+            return False
+        if len(self.windows) < 2 or max(self.weight[2:]) == 1 or torch.is_autocast_enabled("cpu") or is_large(x.shape):
+            return False
+        whole = (*x.shape[:2], *(w.extent for w in self.windows))
+        return is_large(whole) and type(x) is Tensor and _has_onednn()
+
+
+def _has_onednn() -> bool:
+    return torch.backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled)
 
 
 def of_padding(box: Box, lead: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -129,7 +129,7 @@ def monai_windows(overlap: float, rounds: int) -> list[str]:
         return Way(lambda: big(x)), lambda: big.plan(x)
 
     with torch.no_grad():
-        found = compared("3-D U-Net (96^3), windows of 32^3", f"MONAI, overlap {overlap}", Way(lambda: model(x)),
+        found = compared("3-D U-Net, 96^3", f"MONAI, 32^3, overlap {overlap}", Way(lambda: model(x)),
                          Way(windows), ours, rounds)  # fmt: skip
         labels = [call().argmax(1) for call in (lambda: model(x), windows)]
     print(f"labels: whole {_dice(labels[0], y):.3f}, windows {_dice(labels[1], y):.3f} Dice", file=sys.stderr)
@@ -158,7 +158,7 @@ def diffusers_tiling(rounds: int) -> list[str]:
         return Way(lambda: big(z)), lambda: big.plan(z)
 
     with torch.no_grad():
-        return compared("SD-style decoder, 64^2 to 512^2", "diffusers, 24^2 latents", Way(lambda: model(z)),
+        return compared("SD-style decoder, to 512^2", "diffusers, latents 24^2", Way(lambda: model(z)),
                         Way(blended), ours, rounds)  # fmt: skip
 
 
@@ -202,7 +202,7 @@ def lightstream(tile: int, rounds: int) -> list[str]:
 
     warnings.filterwarnings("ignore", "CUDA is not available")  # it asks for CUDA's autocast wherever it runs
     plain, theirs = Way(differentiated(model), trained_in(model)), Way(stream, trained_in(streaming.stream_module))
-    return compared(f"ResNet-18 ({size}^2), f+b", f"lightstream, tiles of {tile}^2", plain, theirs, ours, rounds)
+    return compared(f"ResNet-18, {size}^2, f+b", f"lightstream, {tile}^2", plain, theirs, ours, rounds)
 
 
 def resnet_of_lightstream() -> nn.Module:
@@ -240,7 +240,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    table = Table(title="MiB, and seconds of one core", padding=(0, 0))
+    table = Table(title="MiB, and seconds of one core; f+b: forward and backward, errors of both", padding=(0, 0))
     columns = (
         "",
         "peer",
@@ -256,7 +256,13 @@ def main() -> None:
     )
     for column in columns:
         table.add_column(column, justify="left" if column in ("", "peer") else "right")
-    measures = ((monai_windows, 0.25), (monai_windows, 0.5), (diffusers_tiling,), (lightstream, 768), (lightstream, 1024))
+    measures = (
+        (monai_windows, 0.25),
+        (monai_windows, 0.5),
+        (diffusers_tiling,),
+        (lightstream, 768),
+        (lightstream, 1024),
+    )
     for measure, *args in measures:
         found = in_a_process(measure, *args, options.rounds)
         if isinstance(found, ModuleNotFoundError):

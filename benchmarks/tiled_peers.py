@@ -2,16 +2,26 @@
 
     python benchmarks/tiled_peers.py [--rounds 2]
 
-MONAI's sliding windows on a 3-D U-Net that is trained here for a moment, and diffusers' tiling on an autoencoder. The limit of
-ours is the memory that the peer was measured to take, as in tiled.py. Errors are the largest differences from the plain
-call, over its largest value; seconds are those of the core, the least of the rounds, ours and the peer's in turn.
+MONAI's sliding windows on a 3-D U-Net that is trained here for a moment, diffusers' tiling on an autoencoder, and lightstream's
+forward and backward of a ResNet-18. The limit of ours is the memory that the peer was measured to take, as in tiled.py. Errors
+are the largest differences from the plain call, over its largest value: of the output, and of the parameter whose gradient
+differs most; seconds are those of the core, the least of the rounds, ours and the peer's in turn.
+
+A peer that is not installed is left out; lightstream also needs lightning and torchvision, which ask for a torch of their own
+(`pip install --no-deps`).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import copy
+import io
 import sys
+import tempfile
+import warnings
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,7 +30,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import gridwise
-from tiled import MIB, Cost, Decode, in_a_process, measured, sd_autoencoder
+from tiled import MIB, Cost, Decode, declare_torchvision, in_a_process, measured, sd_autoencoder
 from tiled_gpu import UNet3d
 
 Call = Callable[[], Tensor]
@@ -53,37 +63,58 @@ def trained() -> UNet3d:
     return model.eval()
 
 
+@dataclass
+class Way:
+    """One of the ways to the same result; with parameters, its call leaves their gradients."""
+
+    call: Call
+    parameters: list[nn.Parameter] = field(default_factory=list)
+
+    def cost(self) -> Cost:
+        return measured(self.call, False, torch.empty(0), self.parameters)
+
+    def found(self, result: Tensor) -> list[Tensor]:
+        """The result, and the gradients of the last call."""
+        return [result, *(p.grad for p in self.parameters if p.grad is not None)]
+
+
 def compared(
-    name: str, peer: str, plain: Call, others: Call, ours: Callable[[int], tuple[Call, Any]], rounds: int,
+    name: str, peer: str, plain: Way, others: Way, ours: Callable[[int], tuple[Way, Any]], rounds: int,
 ) -> list[str]:  # fmt: skip
     """A row: the peer, and ours within the memory that the peer takes."""
-
-    def cost(call: Call) -> Cost:
-        return measured(call, False, torch.empty(0), [])
-
-    whole = cost(plain)
-    cost(others)
-    theirs = cost(others)
-    limit = theirs.bytes
-    while True:
-        call, planned = ours(limit)
-        try:
-            planned()
-            mine = cost(call)
-            break
-        except gridwise.errors.UnsupportedError:
-            limit += limit // 4
+    whole = plain.cost()
+    right = plain.found(whole.result)
+    others.cost()  # once, to warm up
+    theirs = others.cost()
+    their_errors = errors(others.found(theirs.result), right)
+    way, mine = fitting(ours, theirs.bytes)
+    our_errors = errors(way.found(mine.result), right)
     a, b, c = theirs.seconds, mine.seconds, whole.seconds
     for _ in range(rounds):
-        a, b, c = min(a, cost(others).seconds), min(b, cost(call).seconds), min(c, cost(plain).seconds)
-
-    def error(y: Tensor) -> float:
-        return float((y - whole.result).abs().max() / whole.result.abs().max())
-
+        a, b, c = min(a, others.cost().seconds), min(b, way.cost().seconds), min(c, plain.cost().seconds)
     return [
         name, peer, f"{whole.bytes / MIB:,.0f}", f"{theirs.bytes / MIB:,.1f}", f"{mine.bytes / MIB:,.1f}",
-        f"{c:.2f}", f"{a:.2f}", f"{b:.2f}", f"{b / a:.2f}", f"{error(theirs.result):.0e}", f"{error(mine.result):.0e}",
+        f"{c:.2f}", f"{a:.2f}", f"{b:.2f}", f"{b / a:.2f}", their_errors, our_errors,
     ]  # fmt: skip
+
+
+def fitting(ours: Callable[[int], tuple[Way, Any]], limit: int) -> tuple[Way, Cost]:
+    """Ours within a limit, or within the next that will do, and what it costs."""
+    while True:
+        way, plan = ours(limit)
+        try:
+            plan()
+        except gridwise.errors.UnsupportedError:
+            limit += limit // 4
+        else:
+            return way, way.cost()
+
+
+def errors(found: list[Tensor], right: list[Tensor]) -> str:
+    """The error of the output, and the largest of the gradients if there are any."""
+    assert len(found) == len(right)
+    each = [float((y - z).abs().max() / z.abs().max()) for y, z in zip(found, right, strict=True)]
+    return ", ".join(f"{error:.0e}" for error in (each[0], *([max(each[1:])] if each[1:] else [])))
 
 
 def monai_windows(overlap: float, rounds: int) -> list[str]:
@@ -96,13 +127,13 @@ def monai_windows(overlap: float, rounds: int) -> list[str]:
         assert isinstance(found, Tensor)
         return found
 
-    def ours(limit: int) -> tuple[Call, Any]:
-        big = gridwise.tiled(model, memory=limit, store="/tmp", progress=False)
-        return lambda: big(x), lambda: big.plan(x)
+    def ours(limit: int) -> tuple[Way, Any]:
+        big = tiled(model, limit)
+        return Way(lambda: big(x)), lambda: big.plan(x)
 
     with torch.no_grad():
-        found = compared("3-D U-Net (96^3), windows of 32^3", f"MONAI, overlap {overlap}", lambda: model(x), windows,
-                         ours, rounds)  # fmt: skip
+        found = compared("3-D U-Net, 96^3", f"MONAI, 32^3, overlap {overlap}", Way(lambda: model(x)),
+                         Way(windows), ours, rounds)  # fmt: skip
         labels = [call().argmax(1) for call in (lambda: model(x), windows)]
     print(f"labels: whole {_dice(labels[0], y):.3f}, windows {_dice(labels[1], y):.3f} Dice", file=sys.stderr)
     return found
@@ -125,14 +156,83 @@ def diffusers_tiling(rounds: int) -> list[str]:
         finally:
             vae.disable_tiling()
 
-    def ours(limit: int) -> tuple[Call, Any]:
-        big = gridwise.tiled(model, memory=limit, store="/tmp", progress=False)
-        return lambda: big(z), lambda: big.plan(z)
+    def ours(limit: int) -> tuple[Way, Any]:
+        big = tiled(model, limit)
+        return Way(lambda: big(z)), lambda: big.plan(z)
 
     with torch.no_grad():
-        return compared(
-            "SD-style decoder, 64^2 to 512^2", "diffusers, 24^2 latents", lambda: model(z), blended, ours, rounds
-        )
+        return compared("SD-style decoder, to 512^2", "diffusers, latents 24^2", Way(lambda: model(z)),
+                        Way(blended), ours, rounds)  # fmt: skip
+
+
+def tiled(model: nn.Module, limit: int) -> Any:
+    return gridwise.tiled(model, memory=limit, store=tempfile.gettempdir(), progress=False)
+
+
+# lightstream
+
+
+def lightstream(tile: int, rounds: int) -> list[str]:
+    """Forward and backward of its ResNet-18 without the last block, the smallest that it offers.
+
+    Its batch norms are frozen, as lightstream's own training does: it adds their gradients up where tiles overlap.
+    """
+    torch.manual_seed(0)
+    model = resnet_of_lightstream()
+    size = 1536
+    x = torch.randn(1, 3, size, size)
+    cotangent = torch.ones(1, 256, size // 16, size // 16)  # as in tiled.py: what torch.sum sends back
+    streaming = streamed(copy.deepcopy(model), tile)
+
+    def differentiated(run: Callable[[Tensor], Tensor]) -> Call:
+        def call() -> Tensor:
+            with torch.enable_grad():
+                y = run(x)
+                y.backward(cotangent)
+            return y.detach()
+
+        return call
+
+    def stream() -> Tensor:
+        y = streaming(x)
+        with torch.enable_grad():
+            streaming.backward(x, cotangent)
+        return y
+
+    def ours(limit: int) -> tuple[Way, Any]:
+        big = tiled(model, limit)
+        return Way(differentiated(big), trained_in(model)), lambda: big.plan(x, backward=True)
+
+    warnings.filterwarnings("ignore", "CUDA is not available")  # it asks for CUDA's autocast wherever it runs
+    plain, theirs = Way(differentiated(model), trained_in(model)), Way(stream, trained_in(streaming.stream_module))
+    rounds = max(1, rounds - 1)  # long calls, which vary less
+    return compared(f"ResNet-18, {size}^2, f+b", f"lightstream, {tile}^2", plain, theirs, ours, rounds)
+
+
+def resnet_of_lightstream() -> nn.Module:
+    declare_torchvision()
+    from lightstream.core.utils import freeze_normalization_layers
+    from lightstream.models.resnet.resnet import split_resnet
+    from torchvision.models import resnet18
+
+    model = split_resnet(resnet18(weights=None), remove_last_block=True).eval()
+    freeze_normalization_layers(model)
+    return model
+
+
+def streamed(model: nn.Module, tile: int) -> Any:
+    """The model by lightstream's tiles, on the CPU."""
+    from lightstream.core.constructor import StreamingConstructor
+
+    kept = {"add_keep_modules": [nn.BatchNorm2d], "normalize_on_gpu": False}
+    constructor = StreamingConstructor(model, tile, verbose=False, deterministic=True, **kept)
+    constructor.statistics_on_cpu = False  # which means: on the model's device; true moves the model to CUDA afterwards
+    with contextlib.redirect_stdout(io.StringIO()):
+        return constructor.prepare_streaming_model()
+
+
+def trained_in(model: nn.Module) -> list[nn.Parameter]:
+    return [p for p in model.parameters() if p.requires_grad]
 
 
 def main() -> None:
@@ -140,7 +240,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    table = Table(title="MiB, and seconds of one core", padding=(0, 0))
+    table = Table(title="MiB, and seconds of one core; f+b: forward and backward, errors of both", padding=(0, 0))
     columns = (
         "",
         "peer",
@@ -156,7 +256,14 @@ def main() -> None:
     )
     for column in columns:
         table.add_column(column, justify="left" if column in ("", "peer") else "right")
-    for measure, *args in ((monai_windows, 0.25), (monai_windows, 0.5), (diffusers_tiling,)):
+    measures = (
+        (monai_windows, 0.25),
+        (monai_windows, 0.5),
+        (diffusers_tiling,),
+        (lightstream, 768),
+        (lightstream, 1024),
+    )
+    for measure, *args in measures:
         found = in_a_process(measure, *args, options.rounds)
         if isinstance(found, ModuleNotFoundError):
             table.add_row(measure.__name__.replace("_", " "), f"not measured: {found.name} is not installed")

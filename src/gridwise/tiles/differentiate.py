@@ -37,7 +37,7 @@ class DifferentiableExecution(Execution):
             else:
                 self.cotangents[value] = _Given(y)
         self._wanted = set(wanted)
-        with self.within_limit():
+        with self.within_limit(self.schedule.stored_in_backward):
             self._pull_back_stages()
         found = [self.cotangents.pop(value) if value in self.cotangents else None for value in wanted]
         return [None if each is None else each.tensor for each in found]  # type: ignore[attr-defined]

@@ -18,7 +18,6 @@ from ..errors import GridwiseError
 from ..grid import Shape
 from ..operators.on_boxes import Collecting
 from ..operators.random.random_stream import RandomStream
-from ..torch_internals.page_pool import beside_the_pool
 from .arrays import InFile, InMemory, StoredArray
 from .cone import Argument, Stage, Tile
 from .device_copies import OnHost, lanes_of
@@ -44,10 +43,6 @@ class Store:
         return cls(device, folder, cls.small if limit is None else min(cls.small, limit // FEW))
 
     def new(self, value: GlobalValue, zeros: bool = False) -> StoredArray:
-        with beside_the_pool():  # what is stored is no tile's
-            return self._new(value, zeros)
-
-    def _new(self, value: GlobalValue, zeros: bool) -> StoredArray:
         small = value.nbytes <= self.small
         if small and self.device.type != "cpu":
             return InMemory(torch.zeros(value.shape, dtype=value.spec.dtype, device=self.device))
@@ -105,7 +100,7 @@ class Execution:
     _done: int = 0
 
     def forward(self) -> None:
-        with torch.no_grad(), self.within_limit():
+        with torch.no_grad(), self.within_limit(max(self.schedule.stored, default=0)):
             for number, stage in enumerate(self.schedule.stages):
                 with named(stage):
                     self._run_stage(stage)
@@ -113,8 +108,10 @@ class Execution:
                     self._release(self.schedule.last_read[number])
 
     @contextmanager
-    def within_limit(self) -> Iterator[None]:
-        with within(self.schedule.memory, self.schedule.peak, self.store.device):
+    def within_limit(self, stored: int) -> Iterator[None]:
+        """Use no more memory than the tiles may, and what is `stored` meanwhile, if that lies in memory."""
+        limit, more = self.schedule.memory, 0 if self.store.folder else stored
+        with within(limit and limit + more, self.schedule.peak + more, self.store.device):
             try:
                 yield
             finally:

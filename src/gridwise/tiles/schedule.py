@@ -74,11 +74,15 @@ class Schedule:
     @property
     def stored_peak(self) -> int:
         """The most that is stored at a time; in backward, cotangents too."""
-        most = max(self.stored, default=0)
+        return max(self.stored, default=0) + self.stored_in_backward
+
+    @property
+    def stored_in_backward(self) -> int:
+        """The most that backward stores besides what forward has."""
         if not self.backward:
-            return most
-        most += 2 * max((root.nbytes for stage in self.stages for root in stage.roots), default=0)
-        return most + max((each.stored_peak for each in self.of_functions.values()), default=0)
+            return 0
+        own = 2 * max((root.nbytes for stage in self.stages for root in stage.roots), default=0)
+        return own + max((each.stored_peak for each in self.of_functions.values()), default=0)
 
     @cached_property
     def peak(self) -> int:

@@ -116,6 +116,14 @@ LACKING: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
         lambda x, q: torch.quantile(x, q, 1, interpolation="nearest"),
         [random_tensor(2, 6), torch.tensor([0.2, 0.7], dtype=torch.float64, requires_grad=True)],
     ),
+    "quantiles of a number": (
+        lambda q, x: torch.quantile(x, q, 0),
+        [torch.tensor([0.2, 0.7], dtype=torch.float64, requires_grad=True), random_tensor()],
+    ),
+    "lower quantiles of constants": (
+        lambda q: torch.quantile(torch.arange(6.0, dtype=torch.float64), q, interpolation="lower"),
+        [torch.tensor([0.2, 0.7], dtype=torch.float64, requires_grad=True)],
+    ),
     "attention that broadcasts": (
         F.scaled_dot_product_attention,
         [random_tensor(3, 6, 4), random_tensor(2, 3, 7, 4), random_tensor(2, 1, 7, 4)],

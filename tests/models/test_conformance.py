@@ -124,6 +124,10 @@ LACKING: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
         lambda q: torch.quantile(torch.arange(6.0, dtype=torch.float64), q, interpolation="lower"),
         [torch.tensor([0.2, 0.7], dtype=torch.float64, requires_grad=True)],
     ),
+    "bins as many as elements": (
+        lambda x, edges, w: torch.histogram(x, edges, weight=w),
+        [random_tensor(6).detach(), torch.linspace(-2, 2, 6, dtype=torch.float64), random_tensor(6).detach()],
+    ),
     "attention that broadcasts": (
         F.scaled_dot_product_attention,
         [random_tensor(3, 6, 4), random_tensor(2, 3, 7, 4), random_tensor(2, 1, 7, 4)],

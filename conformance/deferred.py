@@ -93,8 +93,9 @@ def _is_alike(own: Tensor, wanted: Tensor) -> bool:
     """Whether tensors have the same bits."""
     if own.shape != wanted.shape or own.dtype != wanted.dtype:
         return False
-    a, b = (x.detach().resolve_conj().resolve_neg().reshape(-1).contiguous() for x in (own, wanted))
-    return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+    # Copied, since a tensor of one element may have any strides and still be contiguous, but not be viewed as bytes.
+    a, b = (torch.empty(x.shape, dtype=x.dtype).copy_(x.detach()).view(-1).view(torch.uint8) for x in (own, wanted))
+    return torch.equal(a, b)
 
 
 SUITE = Suite(

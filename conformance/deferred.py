@@ -16,12 +16,14 @@ from gridwise.models.recording.containers import described, flatten
 
 from . import tiles
 from .findings import Finding
-from .on_threads import SEED, like, outcome_of
+from .on_threads import EXACT, SEED, difference, like, outcome_of
 from .samples import Sample
 from .suite import VERSION, Suite
 
 WAYS = ("whole", "block")
 """A block: the second half along the largest dim."""
+VARYING = {"linalg.lstsq", "linalg.lstsq.grad_oriented"}
+"""Operators of which torch's own results differ in the last bit from call to call, by where LAPACK's workspace lies."""
 
 
 def check(sample: Sample, chosen: Sequence[str]) -> Iterator[Finding]:
@@ -73,7 +75,8 @@ def _compared(sample: Sample, expected: Sequence[Tensor], form: object, way: str
         box = _half(whole) if way == "block" else ...
         own = materialize_shard(y, box) if way == "block" and whole.dim() else materialize_tensor(y)
         wanted = whole[box] if whole.dim() else whole
-        if "empty" not in sample.operator and not _is_alike(own, wanted):
+        is_near = sample.operator in VARYING and difference(own, wanted, ...) < EXACT
+        if "empty" not in sample.operator and not is_near and not _is_alike(own, wanted):
             return f"output {i}: other bits"
         if (own.shape, own.dtype, own.device) != (wanted.shape, wanted.dtype, wanted.device):
             return f"output {i}: another shape or dtype"
@@ -93,8 +96,9 @@ def _is_alike(own: Tensor, wanted: Tensor) -> bool:
     """Whether tensors have the same bits."""
     if own.shape != wanted.shape or own.dtype != wanted.dtype:
         return False
-    a, b = (x.detach().resolve_conj().resolve_neg().reshape(-1).contiguous() for x in (own, wanted))
-    return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+    # Copied, since a tensor of one element may have any strides and still be contiguous, but not be viewed as bytes.
+    a, b = (torch.empty(x.shape, dtype=x.dtype).copy_(x.detach()).view(-1).view(torch.uint8) for x in (own, wanted))
+    return torch.equal(a, b)
 
 
 SUITE = Suite(
@@ -104,8 +108,9 @@ SUITE = Suite(
     "on tensors that the initialiser makes, and constructors of modules. What is materialised later, whole, and "
     "the second half along the largest dim, is compared with torch's own result bit for bit, random numbers "
     "included, and so is the state of torch's generator. "
-    "Of a tensor that is deferred, a subclass, torch computes singular values by another routine of LAPACK "
-    "(together with the vectors): they differ in the last bit.",
+    "Of a tensor that is deferred, a subclass, torch computes singular values, and eigenvalues of symmetric matrices, by "
+    "another routine of LAPACK (together with the vectors): they differ in the last bit, alone and in norms and condition "
+    "numbers. Torch's own results of `linalg.lstsq` differ in the last bit from call to call; they are compared to 1e-9.",
     tiles.entries,
     lambda sample: WAYS,
     check,

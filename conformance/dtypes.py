@@ -110,7 +110,10 @@ SUITE = Suite(
     "in channels_last, and with one row expanded. Outputs and all gradients are compared with torch's own; in "
     "bfloat16 within four units in the last place of the largest number, or four times what a change of the "
     "inputs by some units changes. Where an input of `var` is infinite, its result is NaN on both sides; torch's "
-    "gradient is NaN in some elements and -inf in others, that of blocks is NaN in all.",
+    "gradient is NaN in some elements and -inf in others, that of blocks is NaN in all. Likewise of `prod`: where an input "
+    "is infinite, or NaN beside zeros, torch's gradient is NaN in that element, that of blocks in others too. `layer_norm` "
+    "of a single number in float32 is its bias; on blocks the difference from the mean is rounded, and divided by the "
+    "square root of `eps`.",
     entries,
     ways,
     check,

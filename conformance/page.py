@@ -29,6 +29,9 @@ this page, fails if anything is worse, and writes the page anew.
 a worker receives all of a tensor that was cut, in dims that the operator does not combine. *Refused*: an error on all workers,
 before anything runs. *Wrong*: another result, or an error that is not Gridwise's own. Cases that torch itself refuses are left
 out.
+
+A case of torch's databases is one of their samples, cut in one way. *Share*: so many of all cases, chosen by a hash of their
+names and the seed, and at least one of every operator or module. `make conformance FRACTION=1` runs all.
 """
 TITLES = {"wrong": "Wrong", "refused": "Refused", "gathered": "Gathered without need"}
 MOST = 40

@@ -77,7 +77,9 @@ class Result:
 
     def save(self, folder: Path = RECORDED) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{self.suite}.json").write_text(json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n")
+        unfinished = folder / f"{self.suite}.json.part"  # others read the folder meanwhile
+        unfinished.write_text(json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n")
+        unfinished.replace(folder / f"{self.suite}.json")
 
 
 def load(path: Path) -> Result:

@@ -97,3 +97,16 @@ def test_a_run_fails_and_leaves_the_page_if_it_is_worse(
     assert load(folder / "a.json").counts == {"refused": 1}
     assert status(Result("a", "A", "", "", not_run="no checkout"), "--write") is False
     assert load(folder / "a.json").counts == {"refused": 1}, "what was measured elsewhere stays"
+
+
+def test_suites_run_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CONFORMANCE_DISTDL", "CONFORMANCE_PYTAGI"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    suites = ("checkouts.distdl", "checkouts.pytagi")
+    assert list(run.all_examined(suites, 2, 0.05, 0, False, False)) == [[], []]
+
+
+def test_a_file_of_results_is_whole_at_any_time(tmp_path: Path) -> None:
+    result_of(("add", "equal")).save(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]

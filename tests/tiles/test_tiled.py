@@ -47,6 +47,17 @@ def test_strides_keep_their_phase(stride: int, size: tuple[int, int]) -> None:
     check(model.double(), torch.randn(2, 2, *size).double(), tile=(3, 2))
 
 
+class SecondResults(nn.Module):
+    """Operators of which only another result than the first is used."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - torch.var_mean(x, (0,), keepdim=True)[1]) * (x.sort(-1)[1] + 1.0)
+
+
+def test_a_first_result_need_not_be_used() -> None:
+    check(SecondResults(), torch.randn(4, 6, 8).double(), tile=(2, 3))
+
+
 def test_a_tiled_model_is_the_model_in_all_else() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Dropout(0.5))
     big = gridwise.tiled(model, memory="1MiB")

@@ -40,10 +40,10 @@ class Series:
     folder : where they are; created by the first save
     keep_last : how many of the newest are kept; None keeps all
     keep_every : steps that are a multiple of this are kept as well
+    P : the workers that save and load together, default `gridwise.world()`
     keep_best : how many of those with the best `metric` are kept as well
     metric : the name of a number in the `metadata` that `save` is given; None there: not measured at this step
     mode : 'min' if a smaller metric is better, 'max' if a larger one is
-    P : the workers that save and load together, default `gridwise.world()`
 
     Examples
     --------

@@ -98,9 +98,11 @@ def index_add(call: OperatorCall) -> Local:
 @operator("gather")
 def gather(call: OperatorCall) -> Local:
     """Elements chosen along a dim; in the others, those at the index of the element itself."""
-    x, _ = call.tensors
+    x, chosen = call.tensors
     if not x.dim or call["sparse_grad"]:
         raise NotOnBoxes("a number, or a gradient that is sparse")
+    if x.dim != chosen.dim:
+        raise NotOnBoxes("an empty index, which may have any number of dims")
     dim, run = call["dim"] % x.dim, call.locally()
     everything = 0, x.shape[dim]
     return Local(lambda box: [with_interval(box, dim, everything), box], lambda box, x, chosen: run(x, chosen))

@@ -45,6 +45,8 @@ class Local:
     for arguments of which this cannot be said."""
     planned: Callable[[Box], Callable[..., Any]] | None = None
     """``planned(box)(*tensors)`` is ``run(box, *tensors)``, where that takes thought: for those who compute a box often."""
+    without_gradient: tuple[int, ...] = ()
+    """The tensors to which no gradient comes back, though they are of real numbers."""
 
     @classmethod
     def planning(cls, needs: Needs, planned: Callable[[Box], Callable[..., Any]], flops: float = 1.0) -> Local:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -119,12 +119,13 @@ def quantiles(call: OperatorCall) -> Local:
     """Several quantiles, in a new first dim."""
     x, q = call.tensors
     labels = numbered("d", x.dim)
-    if call["dim"] is None:
+    if call["dim"] is None or not x.dim:
         rest = [f"r{d}" for d in range(x.dim)] if call["keepdim"] else []
     else:
         dim = call["dim"] % x.dim
         rest = [*labels[:dim], *(["r"] if call["keepdim"] else []), *labels[dim + 1 :]]
-    return by_labels(call, [labels, ["q"][: q.dim]], [*["q"][: q.dim], *rest], flops=32.0)
+    made = by_labels(call, [labels, ["q"][: q.dim]], [*["q"][: q.dim], *rest], flops=32.0)
+    return made if call["interpolation"] == "linear" else replace(made, without_gradient=(1,))
 
 
 @operator("histc")

@@ -6,12 +6,13 @@ operator that couples the rows of a dim needs all of them for any box, so its ou
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from ...grid import Box, Grid, Layout, Shape, balanced_cuts
 from ...grid.arrange import factorisations
 from ...nn.engine.copy_and_sum import AllSum
+from ...operators.call import LocalFunction
 from ...operators.on_boxes import Local, Needs, Summed
 from ...operators.on_grids import needs_of_blocks
 from ...operators.table import NotOnBoxes, maker_for
@@ -56,7 +57,14 @@ def on_blocks(call: Call, operator: Local, target: Layout | None, wants: Sequenc
     if target is None:
         return Placed(Replicated(), run, wants, operator.draws)
     made = call.unless_empty(Reaching(plain(run, call.tensors, wants)), *[target] * len(call.results))
-    return Placed(Cut(target), made, wants, operator.draws)
+    return Placed(Cut(target), _detached(made, operator.without_gradient), wants, operator.draws)
+
+
+def _detached(run: LocalFunction, which: Collection[int]) -> LocalFunction:
+    """A function of tensors of which some get no gradient; otherwise workers would reach all adjoints, for one another."""
+    if not which:
+        return run
+    return lambda *given: run(*(x.detach() if i in which else x for i, x in enumerate(given)))
 
 
 def _summed(call: Call, operator: Summed) -> Placed:

@@ -28,7 +28,7 @@ from ..placement import (
     with_dims,
     without_dims,
 )
-from .call import Call, NoRule, Placed
+from .call import Call, NoRule, NothingCut, Placed
 from .table import rule
 
 EVEN_ENOUGH = 1.25
@@ -64,8 +64,11 @@ def cat(call: Call) -> Placed:
 
 def _joined_layout(call: Call, dim: int) -> Layout:
     """The layout of the joined tensor: that of the largest part, extended by the rows of the others."""
-    (largest, layout), shape = call.largest_cut(), call.result.shape
-    before = 0
+    parts, shape = [value for value in call.cut if value.dim == call.result.dim], call.result.shape  # (0,) is skipped
+    largest = max(parts, key=lambda value: value.volume, default=None)
+    if largest is None or largest.layout is None:
+        raise NothingCut
+    layout, before = largest.layout, 0
     for value in call.tensors:
         if value is largest:
             break

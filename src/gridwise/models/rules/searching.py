@@ -20,7 +20,9 @@ def histogram(call: Call) -> Placed:
         raise NothingCut
     workers = call.workers
     total = AllSum(workers.transport, workers.team, call.name, workers.team)
-    wants = [layout if value.shape == x.shape else Replicated() for value in call.tensors]
+    weighted = call.given.get("weight") is not None
+    cut = {0, len(call.tensors) - 1} if weighted else {0}
+    wants = [layout if i in cut else Replicated() for i in range(len(call.tensors))]
     place = workers.team.index(workers.rank)
 
     def ends(x: Tensor) -> tuple[float, float]:
@@ -42,7 +44,7 @@ def histogram(call: Call) -> Placed:
             return total(torch.histc(x, call["bins"], low, high))
 
         return Placed(Replicated(), counted, wants)
-    weighted, by_number = call["weight"] is not None, isinstance(call["bins"], int)
+    by_number = isinstance(call["bins"], int)
 
     def binned(x: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
         weight = others[-1] if weighted else None

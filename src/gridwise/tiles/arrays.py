@@ -172,8 +172,8 @@ class InFile(StoredArray):
         if not box.volume:
             return
         first, last = flat_span(self.shape, box) if box.start else (0, 1)
-        page, size = mmap.PAGESIZE, self.dtype.itemsize
-        start, stop = first * size // page * page, min(len(self._map), last * size)
+        size = self.dtype.itemsize
+        start, stop = first * size // FOLIO * FOLIO, min(len(self._map), -(-last * size // FOLIO) * FOLIO)
         self._map.madvise(mmap.MADV_DONTNEED, start, stop - start)
 
     def release(self) -> None:
@@ -193,6 +193,8 @@ class InFile(StoredArray):
 
 SPAN = 1 << 20
 """How many bytes of a file are mapped at a time."""
+FOLIO = 1 << 21
+"""The system maps files by up to so many bytes, whatever is touched of them."""
 LONG = 4096
 """Bytes in a row from which a call of the system is faster than the faults of a mapped page."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from math import prod
 from mmap import PAGESIZE
 
@@ -31,7 +32,16 @@ def work_of(stage: Stage, counts: Sequence[int]) -> float:
 
 
 def largest(stage: Stage, counts: Sequence[int], backward: bool) -> int:
-    return footprint(stage, middle(stage.shape, counts), backward)
+    """The bytes that a tile holds: the one in the middle, and where rows wrap around, the first or the last."""
+    boxes = [middle(stage.shape, counts)]
+    if prod(counts) > 1 and stage.is_wrapped:
+        boxes += [corner(stage.shape, counts, 0), corner(stage.shape, counts, -1)]
+    return max(footprint(stage, box, backward) for box in boxes)
+
+
+def corner(shape: Shape, counts: Sequence[int], place: int) -> Box:
+    """The first tile along all dims (0), or the last (-1)."""
+    return Box.of_intervals([list(pairwise(cuts_of(n, count)))[place] for n, count in zip(shape, counts, strict=True)])
 
 
 def peak_of(stage: Stage, backward: bool) -> int:

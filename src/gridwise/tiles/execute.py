@@ -137,6 +137,7 @@ class Execution:
                 given = [part_of(each, held) for each in arguments]
                 with operation.casting():
                     states[operation] = operation.operator.add(states.get(operation), tile.box, *given)
+                given.clear()  # the next tile is to have the memory
             held.clear()
             self._report(stage)
         for operation in stage.collects:

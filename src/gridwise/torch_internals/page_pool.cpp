@@ -71,6 +71,13 @@ class PagePool final : public c10::Allocator {
 
   void copy_data(void* target, const void* source, size_t n) const override { default_copy_data(target, source, n); }
 
+  // The most bytes that were in use at a time since the last call, and those that are kept now.
+  void report(size_t* most, size_t* kept) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    *most = std::exchange(most_, live_);
+    *kept = kept_bytes_;
+  }
+
   // Takes back what is its own, or what the allocator before it has made.
   void free(void* at) {
     if (at != nullptr && !give(at)) before_->raw_deleter()(at);
@@ -88,6 +95,7 @@ class PagePool final : public c10::Allocator {
     if (block.at == nullptr) return nullptr;
     block.call = call_;
     live_ += block.size;
+    most_ = std::max(most_, live_);
     void* at = block.at;
     used_.emplace(at, std::move(block));
     return at;
@@ -196,7 +204,7 @@ class PagePool final : public c10::Allocator {
   std::unordered_map<void*, Block> used_;
   Kept kept_;  // the youngest first
   std::multimap<size_t, Kept::iterator> by_size_;
-  size_t budget_ = 0, live_ = 0, kept_bytes_ = 0, smallest_ = SMALLEST, calls_ = 0, call_ = 0;
+  size_t budget_ = 0, live_ = 0, most_ = 0, kept_bytes_ = 0, smallest_ = SMALLEST, calls_ = 0, call_ = 0;
 };
 
 PagePool* pool = nullptr;  // for ever: tensors may outlive everything else
@@ -219,6 +227,8 @@ void page_pool_install() {
 void page_pool_enter(size_t budget) { pool->enter(budget); }
 
 void page_pool_leave(size_t budget) { pool->leave(budget); }
+
+void page_pool_report(size_t* most, size_t* kept) { pool->report(most, kept); }
 
 // How deep this thread is inside from now on, 0 for not at all; returned is how deep it was.
 int page_pool_depth(int depth) { return std::exchange(inside, depth); }

@@ -49,6 +49,14 @@ def beside_the_pool() -> Iterator[None]:
             library.page_pool_depth(depth)
 
 
+def report() -> tuple[int, int]:
+    """The most bytes that were in use at a time since the last report, and those that are kept now for others."""
+    library, most, kept = _library(), ctypes.c_size_t(), ctypes.c_size_t()
+    if library is not None:
+        library.page_pool_report(ctypes.byref(most), ctypes.byref(kept))
+    return most.value, kept.value
+
+
 @cache
 def _library() -> ctypes.CDLL | None:
     """The compiled pool, installed; None if that cannot be done here."""

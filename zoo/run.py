@@ -30,8 +30,6 @@ from .check import Finding, check
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "out" / "zoo.jsonl"
 TABLE = ROOT / "docs" / "zoo.md"
-FOUND = ROOT / "zoo" / "found.json"
-"""What the page says: for each model, what was found of it last, distributed and by tiles."""
 LIMIT = 900.0
 WORKERS = 4
 KNOWN_GATHERS = frozenset({"col2im"})
@@ -71,12 +69,12 @@ def main() -> None:
 
 def write(findings: Sequence[Finding], by_tiles: Mapping[str, tiled.TiledFinding]) -> None:
     """Put findings in the place of earlier ones of the same models, and write the page of all models."""
-    known = json.loads(FOUND.read_text())
+    known = json.loads(tiled.FOUND.read_text())
     known["distributed"] |= {each.name: vars(each) for each in findings}
     known["by tiles"] |= {name: vars(each) for name, each in by_tiles.items()}
     names = [each.name for each in specimens()]
     known = {kind: {name: each[name] for name in names if name in each} for kind, each in known.items()}
-    FOUND.write_text(json.dumps(known, indent=0) + "\n")
+    tiled.FOUND.write_text(json.dumps(known, indent=0) + "\n")
     all_findings = [Finding(**each) for each in known["distributed"].values()]
     all_tiles = {name: tiled.TiledFinding(**each) for name, each in known["by tiles"].items()}
     TABLE.write_text(table(all_findings, names, all_tiles))

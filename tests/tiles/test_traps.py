@@ -117,6 +117,15 @@ def test_under_a_small_limit_small_values_are_stored() -> None:
     assert big.plan(tuple(x.shape), backward=True).peak < 200 * 1024
 
 
+def test_under_a_small_limit_what_is_small_is_stored_if_it_is_made_of_much() -> None:
+    def correlated(x: Tensor, y: Tensor) -> Tensor:
+        return (x @ y.mT).square().sum()
+
+    x, y = torch.randn(2, 1, 16, 4096, generator=torch.Generator().manual_seed(0)).double()
+    big = check(correlated, x, y, memory=x.nbytes)
+    assert big.plan(x, y, backward=True).tiles > 2
+
+
 def test_a_tile_smaller_than_its_halo() -> None:
     check(nn.Sequential(nn.Conv2d(4, 4, 11, padding=5), nn.Conv2d(4, 2, 9)).double(), X, tile=2)
 

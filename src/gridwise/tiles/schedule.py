@@ -195,7 +195,9 @@ def _to_keep_too(
     for operation in stage.operations:
         done += operation.flops
         for value in operation.outputs:
-            if value not in kept and value not in ends and value.nbytes > little:
+            # under a small limit, what is small itself may be made of something large
+            counted = value.nbytes if fits else max(v.nbytes for v in (value, *operation.inputs))
+            if value not in kept and value not in ends and counted > little:
                 is_heavy = operation.operator.flops >= HEAVY or not fits
                 if is_heavy:
                     candidates.append((abs(done / total - 0.5) + 0.1 * value.nbytes / max(1, _bytes(stage)), value))

@@ -4,8 +4,9 @@
 
 Pictures are cut into 8 x 8 tiles where a tensor has their size, volumes into 3 x 3 x 3 uneven ones. A model that draws random
 numbers is compared with itself on one worker, whose numbers depend on global indices too. A model counts as refused if
-tiles of it do not fit, as planned, into a quarter of the memory that its own step takes, or if no stage of it is cut into 3 x 3
-tiles (volumes: 2 x 2 x 2). With `--missing`, only those of which the page says nothing yet, the smallest first.
+tiles of a training step do not fit, as planned, into a quarter of the memory that its own step takes, or if no stage is cut
+into 3 x 3 tiles (volumes: 2 x 2 x 2). With `--missing`, only those of which the page does not say all this, first those that
+were never tried.
 """
 
 from __future__ import annotations
@@ -165,7 +166,7 @@ def _compare(found: TiledFinding, model: torch.nn.Module, specimen: Specimen) ->
         other = _step(_plain(model, specimen, made.graph.draws), x * (1 + 1e-15 * noise), others)
         found.allowed = max(found.allowed, SENSITIVITY * max(differences(other, reference)))
     found.outcome = "equal" if found.error <= found.allowed else "wrong"
-    if found.outcome == "equal" and made.schedule.backward:
+    if found.outcome == "equal" and model.training:
         _plan_for_a_quarter(found, made, memory_of_step(copy.deepcopy(model), x, others))
 
 
@@ -196,15 +197,12 @@ def _plain(model: torch.nn.Module, specimen: Specimen, draws: bool) -> Any:
 
 
 def _plan_for_a_quarter(found: TiledFinding, made: Scheduled, memory: int) -> None:
-    """Note whether tiles of a step can be planned for a quarter of the memory that the model's own step takes."""
-    mode = "train" if not found.memory else "eval"
+    """Note whether tiles of a training step can be planned for a quarter of the memory that the model's own step takes."""
+    found.memory = memory
     try:
-        planned = schedule.scheduled(made.graph, memory // QUARTER, made.schedule.backward).peak
+        found.planned = schedule.scheduled(made.graph, memory // QUARTER, made.schedule.backward).peak
     except gridwise.errors.UnsupportedError as error:
-        found.objection = found.objection or f"not in a quarter of its memory: {mode}: {error}"
-        planned = memory // QUARTER + 1
-    if planned * found.memory >= found.planned * memory:
-        found.memory, found.planned = memory, planned
+        found.objection = f"not in a quarter of its memory: {error}"
 
 
 def _step(model: torch.nn.Module, x: torch.Tensor, others: dict[str, Any]) -> Step:

@@ -110,6 +110,14 @@ def test_a_limit_gives_the_same_as_sizes_of_tiles(memory: str) -> None:
     check(model.double(), X, memory=memory)
 
 
+def test_what_norms_normalise_is_computed_once_however_small_it_is() -> None:
+    def flops_of(layers: int) -> float:
+        parts = [part for _ in range(layers) for part in (nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4))]
+        return sum(stage.flops for stage in gridwise.tiled(nn.Sequential(*parts), tile=8).plan((2, 4, 8, 8)).stages)
+
+    assert flops_of(6) < 2.2 * flops_of(3)
+
+
 def test_under_a_small_limit_small_values_are_stored() -> None:
     layers = [nn.Conv2d(8, 8, 3, padding=1) for _ in range(6)]
     x = torch.randn(1, 8, 24, 24).double()

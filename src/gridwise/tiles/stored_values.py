@@ -123,7 +123,11 @@ def _costs(graph: OperatorGraph, kept: set[GlobalValue]) -> dict[GlobalValue, _C
 def _used_by_several(
     graph: OperatorGraph, forced: set[GlobalValue], costs: Mapping[GlobalValue, _Cost]
 ) -> set[GlobalValue]:
-    """Which values to store, decided from the outputs backwards, where it is known which stages use a value."""
+    """Which values to store, decided from the outputs backwards, where it is known which stages use a value.
+
+    One whose statistics are collected is stored however small it is. In backward its cotangents nearly cancel: they are
+    summed there, before they go back through what made it, which would multiply their rounding errors.
+    """
     users: dict[GlobalValue, set[object]] = {}
     found: set[GlobalValue] = set()
     for operation in reversed(graph.operations):
@@ -136,7 +140,8 @@ def _used_by_several(
                 of_value = users.get(value, set())
                 cost = costs[value]
                 heavy = cost.flops > HEAVY * max(1, prod(value.shape))
-                if len(of_value) > 1 and (heavy or len(cost.reads) > 1) and value.nbytes > LITTLE:
+                counts = value.nbytes > LITTLE or any(isinstance(each, Operation) for each in of_value)
+                if len(of_value) > 1 and (heavy or len(cost.reads) > 1) and counts:
                     found.add(value)
                     stages.add(value)
                 else:

@@ -118,6 +118,22 @@ def test_what_norms_normalise_is_computed_once_however_small_it_is() -> None:
     assert flops_of(6) < 2.2 * flops_of(3)
 
 
+def test_a_long_residual_chain_of_small_values_is_computed_once() -> None:
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.conv = nn.GroupNorm(2, 16), nn.Conv2d(16, 16, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.conv(self.norm(x.mT).mT.relu())
+
+    def flops_of(layers: int) -> float:
+        model = nn.Sequential(*[Residual() for _ in range(layers)])
+        return sum(stage.flops for stage in gridwise.tiled(model, tile=8).plan((2, 16, 8, 8)).stages)
+
+    assert flops_of(16) < 2.5 * flops_of(8)
+
+
 def test_under_a_small_limit_small_values_are_stored() -> None:
     layers = [nn.Conv2d(8, 8, 3, padding=1) for _ in range(6)]
     x = torch.randn(1, 8, 24, 24).double()

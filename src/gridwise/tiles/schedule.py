@@ -30,7 +30,7 @@ SHARE_ON_CPU, SHARE_ON_DEVICE = 0.8, 0.9
 """The part of the memory that is planned for tiles; the rest is for what plans do not count."""
 AGAIN = 1.12
 """The most work of a stage, over that of computing everything once."""
-FEW = 64
+FEW = 256
 """The part of the memory from which on a value is worth storing, where tiles do not fit."""
 
 

@@ -20,7 +20,7 @@ LARGER = 16
 NOMINAL = 4
 """Into how many parts a dim is cut to see what operators need."""
 LITTLE = 1 << 16
-"""Bytes up to which a value is not worth considering: it is read whole."""
+"""Bytes up to which a value is read whole, and not stored unless computing it takes long."""
 
 
 def stored_values(graph: OperatorGraph) -> set[GlobalValue]:
@@ -140,7 +140,8 @@ def _used_by_several(
                 of_value = users.get(value, set())
                 cost = costs[value]
                 heavy = cost.flops > HEAVY * max(1, prod(value.shape))
-                counts = value.nbytes > LITTLE or any(isinstance(each, Operation) for each in of_value)
+                is_collected = any(isinstance(each, Operation) for each in of_value)
+                counts = value.nbytes > LITTLE or is_collected or cost.flops > HEAVY * LITTLE
                 if len(of_value) > 1 and (heavy or len(cost.reads) > 1) and counts:
                     found.add(value)
                     stages.add(value)

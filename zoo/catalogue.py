@@ -154,6 +154,7 @@ SIZES = {
     "sehalonet33ts": 256,
     "eva02_tiny_patch14_224": 56,
     "crossvit_tiny_240": 240,
+    "efficientformer_l1": 224,
 }
 """Pictures that a model of timm wants, where 64 x 64 will not do."""
 
@@ -185,7 +186,7 @@ def _monai() -> Iterator[Specimen]:
     swin = {"in_channels": 1, "out_channels": 2, "feature_size": 12, "depths": (1, 1, 1, 1), "num_heads": (1, 2, 4, 8)}
     yield specimen("SwinUNETR", lambda: nets.SwinUNETR(**swin), (1, 1, 64, 64, 64), kind="transformer")
     yield specimen("HighResNet", lambda: nets.HighResNet(**volume))
-    yield specimen("DenseNet121_3d", lambda: nets.DenseNet121(**volume))
+    yield specimen("DenseNet121_3d", lambda: nets.DenseNet121(**volume), (1, 1, 64, 64, 64))
     yield specimen("AutoEncoder", lambda: nets.AutoEncoder(**volume, channels=(8, 16), strides=(2, 2)))
     yield specimen("MedNeXtS", lambda: nets.MedNeXtSmall(spatial_dims=3, in_channels=1, out_channels=2))
     yield specimen("RegUNet", lambda: nets.RegUNet(3, 1, 8, depth=2))
@@ -231,7 +232,7 @@ def _diffusers() -> Iterator[Specimen]:
     yield Specimen("diffusers.VQModel.encoder", lambda: diffusers.VQModel(**vq).encoder, kind="transformer")
     tiny: dict[str, Any] = {"encoder_block_out_channels": (8, 8), "decoder_block_out_channels": (8, 8)}
     tiny |= {"num_encoder_blocks": (1, 1), "num_decoder_blocks": (1, 1)}
-    yield Specimen("diffusers.AutoencoderTiny", lambda: diffusers.AutoencoderTiny(**tiny))
+    yield Specimen("diffusers.AutoencoderTiny", lambda: _decoding_in_double(diffusers.AutoencoderTiny(**tiny)))
     asymmetric = {
         "down_block_types": down,
         "up_block_types": up,
@@ -277,6 +278,21 @@ def _diffusers() -> Iterator[Specimen]:
         lambda: _decoder(diffusers.AutoencoderKLLTXVideo(**ltx)),
         (1, 8, 2, 8, 8),
     )
+
+
+def _decoding_in_double(model: Any) -> torch.nn.Module:
+    """A tiny autoencoder; it rounds its latents to bytes, and makes numbers of them in torch's default dtype."""
+
+    class Decoder(torch.nn.Module):
+        def __init__(self, own: torch.nn.Module) -> None:
+            super().__init__()
+            self.own = own
+
+        def forward(self, z: torch.Tensor) -> Any:
+            return self.own(z.double())
+
+    model.decoder = Decoder(model.decoder)
+    return model
 
 
 def _decoder(model: Any) -> torch.nn.Module:

@@ -30,8 +30,6 @@ from .check import Finding, check
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "out" / "zoo.jsonl"
 TABLE = ROOT / "docs" / "zoo.md"
-FOUND = ROOT / "zoo" / "found.json"
-"""What the page says: for each model, what was found of it last, distributed and by tiles."""
 LIMIT = 900.0
 WORKERS = 4
 KNOWN_GATHERS = frozenset({"col2im"})
@@ -71,12 +69,12 @@ def main() -> None:
 
 def write(findings: Sequence[Finding], by_tiles: Mapping[str, tiled.TiledFinding]) -> None:
     """Put findings in the place of earlier ones of the same models, and write the page of all models."""
-    known = json.loads(FOUND.read_text())
+    known = json.loads(tiled.FOUND.read_text())
     known["distributed"] |= {each.name: vars(each) for each in findings}
     known["by tiles"] |= {name: vars(each) for name, each in by_tiles.items()}
     names = [each.name for each in specimens()]
     known = {kind: {name: each[name] for name in names if name in each} for kind, each in known.items()}
-    FOUND.write_text(json.dumps(known, indent=0) + "\n")
+    tiled.FOUND.write_text(json.dumps(known, indent=0) + "\n")
     all_findings = [Finding(**each) for each in known["distributed"].values()]
     all_tiles = {name: tiled.TiledFinding(**each) for name, each in known["by tiles"].items()}
     TABLE.write_text(table(all_findings, names, all_tiles))
@@ -151,11 +149,19 @@ def of_tiles(found: tiled.TiledFinding | None) -> str:
 
 def about_tiles(by_tiles: Mapping[str, tiled.TiledFinding]) -> str:
     counts = Counter(found.outcome for found in by_tiles.values())
-    return (
-        f"*By tiles* is `gridwise.tiled` on one worker, with at least 3 x 3 tiles (volumes: 2 x 2 x 2), in training and in "
-        f"evaluation mode: {len(by_tiles)} were tried, {counts['equal']} are equal, {counts['refused']} are refused, "
-        f"{counts['wrong']} are wrong, {counts['failed']} could not be tried."
+    shares = [found.planned / found.memory for found in by_tiles.values() if found.outcome == "equal" and found.memory]
+    earlier = counts["equal"] - len(shares)
+    text = (
+        "*By tiles* is `gridwise.tiled` on one worker, cut into at least 3 x 3 tiles (volumes: 2 x 2 x 2, of unequal sizes; "
+        f"sounds: 3), in training and in evaluation mode, with the same comparison: {len(by_tiles)} were tried, "
+        f"{counts['equal']} are equal, {counts['refused']} are refused, {counts['wrong']} are wrong, {counts['failed']} could "
+        "not be tried. A model counts as refused, too, if tiles of a training step cannot be planned for a quarter of the "
+        "memory that the model's own step takes, as torch's allocator counts it besides parameters, inputs, outputs and their "
+        "gradients. A model that fills a cache at its first call, and is refused for it, is called once before."
     )
+    if shares:
+        text += f" Of the equal ones, {len(shares)} were planned so; their tiles take at most {max(shares):.2f} of that memory."
+    return text + (f" The other {earlier} were tried before this was asked." if earlier else "")
 
 
 def table(findings: list[Finding], names: Sequence[str], by_tiles: Mapping[str, tiled.TiledFinding]) -> str:
@@ -184,8 +190,8 @@ def table(findings: list[Finding], names: Sequence[str], by_tiles: Mapping[str, 
         "",
         about_tiles(by_tiles),
         "",
-        "| library | models | tried | equal | refused | wrong | worst error |",
-        "|---|---|---|---|---|---|---|",
+        "| library | models | tried | equal | refused | wrong | worst error | equal by tiles |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for each in dict.fromkeys(LIBRARY_NAMES.values()):
         own = [finding for finding in findings if library(finding.name) == each]
@@ -193,7 +199,11 @@ def table(findings: list[Finding], names: Sequence[str], by_tiles: Mapping[str, 
         worst = max((finding.error for finding in own if finding.outcome == "equal"), default=0.0)
         models = sum(library(name) == each for name in names)
         refused = many["refused"] + many["failed"]
-        rows.append(f"| {each} | {models} | {len(own)} | {many['equal']} | {refused} | {many['wrong']} | {worst:.0e} |")
+        tiles = [one.outcome == "equal" for name, one in by_tiles.items() if library(name) == each]
+        figures = (
+            f"{len(own)} | {many['equal']} | {refused} | {many['wrong']} | {worst:.0e} | {sum(tiles)} of {len(tiles)}"
+        )
+        rows.append(f"| {each} | {models} | {figures} |")
     rows += [
         "",
         "Shares are those of the worker that has most, of the sequential model: floating-point operations of forward and "

@@ -20,6 +20,7 @@ from gridwise.models.placing import place
 from gridwise.models.recording.containers import flatten
 from gridwise.models.recording.record import record
 from gridwise.models.recording.recording import Recording
+from gridwise.models.recording.state import modules_of, tensors_of
 from gridwise.models.recording.tracing import InputSpec
 from gridwise.nn.engine.agreement import agreement
 from gridwise.partition import CartesianPartition
@@ -87,11 +88,13 @@ def _step(
         own[id(b)] = b.clone()
     all_parameters = {name: own[id(p)] for name, p in model.named_parameters(remove_duplicate=False)}
     all_buffers = {name: own[id(b)] for name, b in model.named_buffers(remove_duplicate=False)}
+    attributes = {each.name: each.value for each in tensors_of(modules_of({"": model}))}  # tensors that are neither
+    held = {**attributes, **all_buffers, **all_parameters}
     block = x.detach()[layout.block(transport.rank).slices].clone().requires_grad_()
 
     def forward() -> list[Tensor]:
         with gridwise.sequential_random(torch.Generator().manual_seed(1)):
-            return program(all_parameters, {**all_buffers, **all_parameters}, [block, *others])
+            return program(all_parameters, held, [block, *others])
 
     parameters, buffers = (  # each once, as the sequential model names them
         {name: own[id(value)] for name, value in named} for named in (model.named_parameters(), model.named_buffers())

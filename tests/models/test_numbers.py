@@ -160,6 +160,11 @@ class Grids(nn.Module):
             if not hasattr(self, "buffered"):
                 self.register_buffer("buffered", grid_of(h, w), persistent=False)
             return self.buffered
+        if self.way == "in pieces":
+            if self.grid is None:
+                self.grid = torch.zeros(h, w)
+                self.grid[:, :] = grid_of(h, w)
+            return self.grid
         if self.way == "each call":
             self.grid = grid_of(h, w)
             return self.grid
@@ -196,7 +201,8 @@ def in_a_global(h: int, w: int) -> Tensor:
 
 
 def of(way: str, model: Any, h: int, w: int) -> Any:
-    places = {"attribute": model.grid, "dict": model.grids, "object": model.holder.grid, "each call": model.grid}
+    places = {"attribute": model.grid, "dict": model.grids, "object": model.holder.grid}
+    places |= {"each call": model.grid, "in pieces": model.grid}
     places |= {"buffer": getattr(model, "buffered", None), "type_as": model.mean, "lru_cache": once, "global": KEPT}
     found = places[way]
     if way == "dict":
@@ -204,7 +210,7 @@ def of(way: str, model: Any, h: int, w: int) -> Any:
     return found(h, w) if way == "lru_cache" else found[h, w] if way == "global" else found
 
 
-WAYS = ["attribute", "dict", "object", "buffer", "each call", "lru_cache", "global", "type_as"]
+WAYS = ["attribute", "dict", "object", "buffer", "in pieces", "each call", "lru_cache", "global", "type_as"]
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -16,11 +16,15 @@ from ..models.test_random_graphs import TORCH_IS_WRONG, sensitivity
 from .equality import cotangent
 
 
-def check(seed: int) -> bool:
-    """Whether the model of a seed is equal; False if it is refused."""
+def check(seed: int, part: int | None = None) -> bool:
+    """Whether the model of a seed is equal; False if it is refused. With `part`, in that part of the memory of large tiles."""
     model, x, _ = case(seed)
     choose = random.Random(seed)
-    big = gridwise.tiled(model, tile=(choose.randint(1, 4), choose.randint(1, 4)))
+    if part is None:
+        big = gridwise.tiled(model, tile=(choose.randint(1, 4), choose.randint(1, 4)))
+    else:
+        large = gridwise.tiled(model, memory="16MiB").plan(x, backward=True)
+        big = gridwise.tiled(model, memory=large.peak // part, store="memory")
     found = []
     for each in (big, model):
         x.grad = None
@@ -57,8 +61,19 @@ def test_a_handful() -> None:
     assert all(check(seed) for seed in range(2000, 2006))
 
 
+def test_a_handful_under_small_limits() -> None:
+    assert all(check(seed, part=2) for seed in range(2000, 2003))
+
+
 @pytest.mark.soak
 @pytest.mark.usefixtures("little")
 @pytest.mark.parametrize("first", range(0, 2000, 100))
 def test_two_thousand(first: int) -> None:
     assert sum(check(seed) for seed in {*range(first, first + 100)} - TORCH_IS_WRONG) >= 90
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("first", range(0, 400, 100))
+def test_four_hundred_under_small_limits(first: int) -> None:
+    found = [check(seed, part) for seed in {*range(first, first + 100)} - TORCH_IS_WRONG for part in (2, 4)]
+    assert sum(found) >= 0.8 * len(found)

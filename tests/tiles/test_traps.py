@@ -59,6 +59,8 @@ TRAPS: dict[str, Of] = {
     "transformed": Of(lambda x: torch.fft.irfft2(torch.fft.rfft2(x) * 0.5, s=x.shape[2:])),
     "attended": Of(lambda x: _attended(x)),
     "sorted": Of(lambda x: x.sort(-1).values),
+    "sorted, with places": Of(lambda x: _sorted_with_places(x * 2)),
+    "places only": Of(lambda x: x.flatten(2).sort(1).indices.view(x.shape) * x),
     "several outputs": Of(lambda x: (x.relu(), F.avg_pool2d(x, 2), x.mean()), last=False),
     "not a tensor": Of(lambda x: {"y": [x.relu()], "size": x.shape[2]}, last=False),
     "variance": Of(lambda x: x / (x.var((2, 3), keepdim=True) + 1)),
@@ -85,6 +87,12 @@ def _halved(x: Tensor) -> Tensor:
     return x + x.transpose(0, 1)[:1].sum()
 
 
+def _sorted_with_places(x: Tensor) -> Tensor:
+    """One result is needed with a halo, the other without."""
+    values, places = x.sort(1)
+    return F.avg_pool2d(values, 3, 1, 1) + places
+
+
 def _attended(x: Tensor) -> Tensor:
     q = x.flatten(2).transpose(1, 2)
     return F.scaled_dot_product_attention(q, q * 2, q - 1).transpose(1, 2).reshape(x.shape)
@@ -100,6 +108,46 @@ def test_traps(name: str) -> None:
 def test_a_limit_gives_the_same_as_sizes_of_tiles(memory: str) -> None:
     model = nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.SiLU(), nn.Conv2d(8, 4, 3, stride=2))
     check(model.double(), X, memory=memory)
+
+
+def test_what_norms_normalise_is_computed_once_however_small_it_is() -> None:
+    def flops_of(layers: int) -> float:
+        parts = [part for _ in range(layers) for part in (nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4))]
+        return sum(stage.flops for stage in gridwise.tiled(nn.Sequential(*parts), tile=8).plan((2, 4, 8, 8)).stages)
+
+    assert flops_of(6) < 2.2 * flops_of(3)
+
+
+def test_a_long_residual_chain_of_small_values_is_computed_once() -> None:
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.conv = nn.GroupNorm(2, 16), nn.Conv2d(16, 16, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.conv(self.norm(x.mT).mT.relu())
+
+    def flops_of(layers: int) -> float:
+        model = nn.Sequential(*[Residual() for _ in range(layers)])
+        return sum(stage.flops for stage in gridwise.tiled(model, tile=8).plan((2, 16, 8, 8)).stages)
+
+    assert flops_of(16) < 2.5 * flops_of(8)
+
+
+def test_under_a_small_limit_small_values_are_stored() -> None:
+    layers = [nn.Conv2d(8, 8, 3, padding=1) for _ in range(6)]
+    x = torch.randn(1, 8, 24, 24).double()
+    big = check(nn.Sequential(*layers).double(), x, memory="200KiB", store=None)
+    assert big.plan(tuple(x.shape), backward=True).peak < 200 * 1024
+
+
+def test_under_a_small_limit_what_is_small_is_stored_if_it_is_made_of_much() -> None:
+    def correlated(x: Tensor, y: Tensor) -> Tensor:
+        return (x @ y.mT).square().sum()
+
+    x, y = torch.randn(2, 1, 16, 4096, generator=torch.Generator().manual_seed(0)).double()
+    big = check(correlated, x, y, memory=x.nbytes)
+    assert big.plan(x, y, backward=True).tiles > 2
 
 
 def test_a_tile_smaller_than_its_halo() -> None:

@@ -108,7 +108,7 @@ class Stage:
                 _need(found, value, need)
         for operation in reversed(self.operations):
             own = _hull_of(found, operation)
-            found.setdefault(operation.outputs[0], own)  # what is computed may be counted by it, needed or not
+            found.update(dict.fromkeys(operation.outputs, own))  # it makes all of them on that box, needed or not
             if own.volume or not own.start:
                 for value, need in zip(operation.inputs, operation.needs(own), strict=True):
                     _need(found, value, need)

@@ -30,6 +30,8 @@ SHARE_ON_CPU, SHARE_ON_DEVICE = 0.8, 0.9
 """The part of the memory that is planned for tiles; the rest is for what plans do not count."""
 AGAIN = 1.12
 """The most work of a stage, over that of computing everything once."""
+FEW = 256
+"""The part of the memory from which on a value is worth storing, where tiles do not fit."""
 
 
 @dataclass
@@ -190,13 +192,16 @@ def _to_keep_too(
     if fits and work_of(stage, counts) <= AGAIN * max(1.0, stage.least_flops):
         return None
     done = 0.0
+    little = LITTLE if fits or memory is None else min(LITTLE, memory // FEW)
     ends = {*stage.roots, *(v for each in stage.collects for v in each.inputs)}
     candidates: list[tuple[float, GlobalValue]] = []
     total = max(1.0, stage.least_flops)
     for operation in stage.operations:
         done += operation.flops
         for value in operation.outputs:
-            if value not in kept and value not in ends and value.nbytes > LITTLE:
+            # under a small limit, what is small itself may be made of something large
+            counted = value.nbytes if fits else max(v.nbytes for v in (value, *operation.inputs))
+            if value not in kept and value not in ends and counted > little:
                 is_heavy = operation.operator.flops >= HEAVY or not fits
                 if is_heavy:
                     candidates.append((abs(done / total - 0.5) + 0.1 * value.nbytes / max(1, _bytes(stage)), value))

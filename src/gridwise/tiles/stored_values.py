@@ -20,7 +20,7 @@ LARGER = 16
 NOMINAL = 4
 """Into how many parts a dim is cut to see what operators need."""
 LITTLE = 1 << 16
-"""Bytes up to which a value is not worth considering: it is read whole."""
+"""Bytes up to which a value is read whole, and not stored unless computing it takes long."""
 
 
 def stored_values(graph: OperatorGraph) -> set[GlobalValue]:
@@ -123,7 +123,11 @@ def _costs(graph: OperatorGraph, kept: set[GlobalValue]) -> dict[GlobalValue, _C
 def _used_by_several(
     graph: OperatorGraph, forced: set[GlobalValue], costs: Mapping[GlobalValue, _Cost]
 ) -> set[GlobalValue]:
-    """Which values to store, decided from the outputs backwards, where it is known which stages use a value."""
+    """Which values to store, decided from the outputs backwards, where it is known which stages use a value.
+
+    One whose statistics are collected is stored however small it is. In backward its cotangents nearly cancel: they are
+    summed there, before they go back through what made it, which would multiply their rounding errors.
+    """
     users: dict[GlobalValue, set[object]] = {}
     found: set[GlobalValue] = set()
     for operation in reversed(graph.operations):
@@ -136,7 +140,9 @@ def _used_by_several(
                 of_value = users.get(value, set())
                 cost = costs[value]
                 heavy = cost.flops > HEAVY * max(1, prod(value.shape))
-                if len(of_value) > 1 and (heavy or len(cost.reads) > 1) and value.nbytes > LITTLE:
+                is_collected = any(isinstance(each, Operation) for each in of_value)
+                counts = value.nbytes > LITTLE or is_collected or cost.flops > HEAVY * LITTLE
+                if len(of_value) > 1 and (heavy or len(cost.reads) > 1) and counts:
                     found.add(value)
                     stages.add(value)
                 else:

@@ -48,7 +48,7 @@ def same_work(one: Recording, other: Recording) -> bool:
 def _work(recording: Recording) -> list[str]:
     """The operators on what depends on inputs, parameters, random numbers and what is changed, each in a line."""
     graph, sources = recording.module.graph, recording.sources
-    changed = {memory for node in graph.nodes for each in written_by(node) for memory in memories_of(each)}
+    changed = _changed(recording)
     names, lines = dict[Node, str](), list[str]()
 
     def name_of(node: Node) -> str:
@@ -67,3 +67,29 @@ def _work(recording: Recording) -> list[str]:
             names[node] = f"%{len(names)}"
             lines.append(f"{node.target} {map_arg((node.args, node.kwargs), name_of)}")
     return lines
+
+
+def _changed(recording: Recording) -> set[int]:
+    """The memories whose numbers change from call to call because something is written to them.
+
+    Those of placeholders, and those to which something is written that depends on inputs, parameters or random numbers. A
+    table that is filled piece by piece with numbers that depend on shapes only is none of them.
+    """
+    graph, sources = recording.module.graph, recording.sources
+    writes = [(node, [m for each in written_by(node) for m in memories_of(each)]) for node in graph.nodes]
+    held = {memory for node in graph.nodes if node.op == "placeholder" for memory in memories_of(node)}
+    changed = {memory for _, written in writes for memory in written} & held
+    while True:
+        followed = set[Node]()
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                follows = sources[node.name].kind in ("input", "parameter")
+            else:
+                needs = any(each in followed for each in needed_by(node))
+                follows = needs or draws(node) or bool(changed.intersection(memories_of(node)))
+            if follows:
+                followed.add(node)
+        more = {memory for node, written in writes if node in followed for memory in written}
+        if more <= changed:
+            return changed
+        changed |= more

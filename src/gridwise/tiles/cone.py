@@ -8,7 +8,7 @@ their needs; values on it are computed once per tile, and again in the overlaps 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise, product
@@ -70,6 +70,8 @@ class Stage:
     """How many tiles there are along each dim."""
     counts_back: tuple[int, ...] = ()
     """The same in backward."""
+    needy: list[tuple[int, ...]] = field(default_factory=list)
+    """Places whose tiles were seen to need more than others: where rows wrap around, or two windows meet."""
     _tiles: dict[tuple[int, ...], list[Tile]] = field(default_factory=dict)
 
     @property
@@ -144,25 +146,9 @@ class Stage:
         return sum(each.operator.flops * _hull_of(hulls, each).volume for each in self.operations)
 
     @cached_property
-    def is_wrapped(self) -> bool:
-        """Whether tiles at the ends need much more than one in the middle, as those of a roll, or of a circular padding."""
-        thirds = [list(pairwise(cuts_of(n, min(n, 3)))) for n in self.shape]
-        if not thirds or any(len(each) == 0 for each in thirds):
-            return False
-        first, inner, last = (Box.of_intervals([each[place(each)] for each in thirds]) for place in _PLACES)
-        most = WRAPPED * sum(box.volume for box in self.hulls(inner).values())
-        return any(sum(box.volume for box in self.hulls(end).values()) > most for end in (first, last))
-
-    @cached_property
     def least_flops(self) -> float:
         """The same for the whole stage, with nothing computed twice."""
         return sum(each.flops for each in self.operations)
-
-
-WRAPPED = 1.5
-"""How much more than tiles in the middle those at the ends need where rows wrap around."""
-_PLACES: tuple[Callable[[Sequence[object]], int], ...] = (lambda _: 0, lambda each: len(each) // 2, lambda _: -1)
-"""The first part of a dim, the one in the middle, the last."""
 
 
 def stage_of(roots: Iterable[GlobalValue], collects: Iterable[Operation], kept: Collection[GlobalValue]) -> Stage:

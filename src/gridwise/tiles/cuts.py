@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import prod
@@ -11,7 +12,7 @@ from ..costs.convolutions import is_large
 from ..grid import Box, Shape
 from ..operators.on_boxes import Local
 from .arrays import runs_of
-from .cone import Stage, cuts_of
+from .cone import Stage, boxes_of, cuts_of
 from .footprint import footprint
 from .graph import GlobalValue, Operation
 
@@ -21,7 +22,7 @@ def middle(shape: Shape, counts: Sequence[int]) -> Box:
     ends = []
     for n, count in zip(shape, counts, strict=True):
         cuts = cuts_of(n, count)
-        place = min((len(cuts) - 1) // 2, max(0, len(cuts) - 2))
+        place = (len(cuts) - 2) // 2  # never the last of several, which may be smaller
         ends.append((cuts[place], cuts[place + 1]))
     return Box.of_intervals(ends)
 
@@ -32,16 +33,37 @@ def work_of(stage: Stage, counts: Sequence[int]) -> float:
 
 
 def largest(stage: Stage, counts: Sequence[int], backward: bool) -> int:
-    """The bytes that a tile holds: the one in the middle, and where rows wrap around, the first or the last."""
-    boxes = [middle(stage.shape, counts)]
-    if prod(counts) > 1 and stage.is_wrapped:
-        boxes += [corner(stage.shape, counts, 0), corner(stage.shape, counts, -1)]
+    """The bytes that a tile holds: the one in the middle, or one that is known to need more."""
+    boxes = [middle(stage.shape, counts), *(_at(place, stage.shape, counts) for place in stage.needy)]
     return max(footprint(stage, box, backward) for box in boxes)
 
 
-def corner(shape: Shape, counts: Sequence[int], place: int) -> Box:
-    """The first tile along all dims (0), or the last (-1)."""
-    return Box.of_intervals([list(pairwise(cuts_of(n, count)))[place] for n, count in zip(shape, counts, strict=True)])
+def _at(place: Sequence[int], shape: Shape, counts: Sequence[int]) -> Box:
+    """The tile around a place."""
+    ends = []
+    for row, n, count in zip(place, shape, counts, strict=True):
+        cuts = cuts_of(n, count)
+        part = bisect_right(cuts, row) - 1
+        ends.append((cuts[part], cuts[part + 1]))
+    return Box.of_intervals(ends)
+
+
+def _neediest(stage: Stage, counts: Sequence[int], backward: bool) -> Box:
+    """The tile that holds most; of many tiles, as far as looking along one dim after the other, twice, finds it."""
+    if prod(counts) <= FEW:
+        return max(boxes_of(stage.shape, counts), key=lambda each: footprint(stage, each, backward))
+    box = middle(stage.shape, counts)
+    for d in (*range(len(counts)), *range(len(counts))):
+        if counts[d] > 1:
+            parts = pairwise(cuts_of(stage.shape[d], counts[d]))
+            ends = list(zip(box.start, box.stop, strict=True))
+            boxes = [Box.of_intervals([*ends[:d], part, *ends[d + 1 :]]) for part in parts]
+            box = max(boxes, key=lambda each: footprint(stage, each, backward))
+    return box
+
+
+FEW = 64
+"""Up to so many tiles are all looked at."""
 
 
 def peak_of(stage: Stage, backward: bool) -> int:
@@ -55,10 +77,20 @@ def peak_of(stage: Stage, backward: bool) -> int:
 def cut(stage: Stage, memory: int | None, backward: bool, tile: Shape | None) -> None:
     """Decide the number of tiles along each dim."""
     start = _counts_of_tile(stage, tile)
-    stage.counts = _fitting(stage, memory, start, False)
-    stage.counts_back = stage.counts
+    stage.counts = stage.counts_back = _cut(stage, memory, start, False)
     if backward and stage.requires_grad:
-        stage.counts_back = _fitting(stage, memory, start, True)
+        stage.counts_back = _cut(stage, memory, start, True)
+
+
+def _cut(stage: Stage, memory: int | None, start: tuple[int, ...], backward: bool) -> tuple[int, ...]:
+    while True:
+        counts = _fitting(stage, memory, start, backward)
+        if memory is None or largest(stage, counts, backward) > memory:
+            return counts  # as far as it goes
+        worst = _neediest(stage, counts, backward)
+        if footprint(stage, worst, backward) <= memory:
+            return counts
+        stage.needy.append(worst.start)
 
 
 def _counts_of_tile(stage: Stage, tile: Shape | None) -> tuple[int, ...]:
@@ -162,9 +194,9 @@ def _cost(stage: Stage, counts: tuple[int, ...], backward: bool) -> float:
 def _moving(value: GlobalValue, part: Box) -> float:
     """The cost of reading or writing a box of what is stored, which may lie in a file."""
     size = value.spec.dtype.itemsize
-    if value.spec.device.type != "cpu":
-        return PER_BYTE * part.volume * size
     runs = part.volume / max(1, runs_of(value.shape, part)[1])
+    if value.spec.device.type != "cpu":
+        return PER_BYTE * part.volume * size + PER_ROW * runs
     return PER_PAGE * pages_of(value.shape, part, size) + PER_RUN * runs
 
 
@@ -180,8 +212,9 @@ def pages_of(shape: Shape, box: Box, itemsize: int) -> int:
     return count * (length // PAGESIZE + 1)
 
 
-PER_STEP, PER_BYTE, PER_PAGE, PER_RUN = 2e5, 6.0, 1e5, 1e4
-"""What an operator of a tile costs besides its work; a byte that goes to a device, a page of a file, a run of bytes."""
+PER_STEP, PER_BYTE, PER_ROW, PER_PAGE, PER_RUN = 2e5, 6.0, 4e3, 1e5, 1e4
+"""What an operator of a tile costs besides its work; a byte, and a row, that goes to a device; a page of a file, and a run of
+bytes in it."""
 
 
 def slowness(operation: Operation, hulls: Mapping[GlobalValue, Box], backward: bool) -> float:

@@ -16,7 +16,7 @@ import torch
 from ..memory_sizes import free_blocks, map_blocks_from, occupy_free_blocks, trim
 from ..torch_internals.page_pool import page_pool
 
-POOLED = 0.92
+POOLED = 0.88
 """The part of a limit that the pool may hold; the rest is for small blocks, and for what is not made of tensors."""
 WITH_GAPS = 2.5
 """How much the process may grow, over what is in use, if glibc uses freed memory again: its blocks leave gaps."""

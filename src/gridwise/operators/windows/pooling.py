@@ -30,6 +30,8 @@ from ..on_boxes import Local
 from ..table import NotOnBoxes, operator
 from .one_dim import Windows, cropped, crops_of, each, needed
 
+COMPARISON = 100.0
+"""Torch's kernels compare element by element, which takes as long as so many operations of a product."""
 MAX_POOL: dict[int, Callable[..., Any]] = {1: torch.max_pool1d, 2: torch.max_pool2d, 3: torch.max_pool3d}
 WITH_INDICES: dict[int, Callable[..., Any]] = {
     1: torch.max_pool1d_with_indices, 2: kernels_of_nn.max_pool2d_with_indices, 3: kernels_of_nn.max_pool3d_with_indices,
@@ -183,7 +185,7 @@ class AveragePooling(Pooling):
 @operator(*(f"max_pool{d}d{end}" for d in (1, 2, 3) for end in ("", "_with_indices")))
 def max_pool(call: OperatorCall) -> Local:
     pooling = MaxPooling(call)
-    return Local.planning(pooling.needs, pooling.planned, float(prod(pooling.kernel)))
+    return Local.planning(pooling.needs, pooling.planned, COMPARISON * prod(pooling.kernel))
 
 
 @operator("avg_pool1d", "avg_pool2d", "avg_pool3d")

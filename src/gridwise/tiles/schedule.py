@@ -24,7 +24,7 @@ from .cone import Stage, is_collecting, is_whole, stage_of, whole_stage
 from .cuts import count_of, cut, exceeds, middle, peak_of, work_of
 from .footprint import footprint
 from .graph import GlobalValue, Operation, OperatorGraph
-from .stored_values import HEAVY, LITTLE, stored_values
+from .stored_values import HEAVY, LITTLE, stored_values, worth_keeping
 
 SHARE_ON_CPU, SHARE_ON_DEVICE = 0.8, 0.9
 """The part of the memory that is planned for tiles; the rest is for what plans do not count."""
@@ -125,6 +125,7 @@ def scheduled(graph: OperatorGraph, memory: int | None, backward: bool, tile: Sh
                 split = True
         if not split:
             break
+        kept = worth_keeping(graph, kept)  # a stage that is taken apart may leave both parts with the same work
     schedule = Schedule(graph, stages, asked, backward)
     if backward:
         own = dict.fromkeys(stage.own_backward for stage in stages)

@@ -25,7 +25,7 @@ LITTLE = 1 << 16
 
 def stored_values(graph: OperatorGraph) -> set[GlobalValue]:
     """Sources, outputs, what must be whole, and what several stages would compute again."""
-    return _worth_keeping(graph, _forced(graph))
+    return worth_keeping(graph, _forced(graph))
 
 
 def _forced(graph: OperatorGraph) -> set[GlobalValue]:
@@ -84,8 +84,8 @@ def _free_dims(operation: Operation) -> set[int]:
     return found
 
 
-def _worth_keeping(graph: OperatorGraph, forced: set[GlobalValue]) -> set[GlobalValue]:
-    """Values that several stages would otherwise compute again."""
+def worth_keeping(graph: OperatorGraph, forced: set[GlobalValue]) -> set[GlobalValue]:
+    """These values, and those that several stages would otherwise compute again."""
     kept = set(forced)
     for _ in range(4):
         costs = _costs(graph, kept)

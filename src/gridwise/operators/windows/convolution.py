@@ -133,7 +133,6 @@ class ConvolutionOnBoxes(WindowedProduct):
             parts.append(convolve(inputs, weight[a - offset : b - offset], some, *window, last - first))
         return torch.cat(parts, self.lead - 1)
 
-
     def is_small_part(self, x: Tensor) -> bool:
         """Whether torch would give the whole input to oneDNN, but not this part of it: to a kernel that is much slower.
 

@@ -35,6 +35,7 @@ from gridwise.costs.machine import calibrated_file
 from gridwise.models.self_check import self_check
 from gridwise.planning.calibrate import calibrated, write_calibration
 from gridwise.torch_internals import versions
+from gridwise.torch_internals.page_pool import page_pool
 
 PACKAGES = (
     "gridwise",
@@ -101,6 +102,7 @@ def probes() -> Iterator[tuple[str, Callable[[], str]]]:
     yield "GPUs", _gpus
     yield "devices per worker", lambda: devices_per_worker(torch.cuda.device_count())
     yield "allocator", _allocator
+    yield "memory of tiles", _memory_of_tiles
     yield "settings", _settings
     yield "started as", lambda: f"one of {find.launched_size() or os.environ.get('WORLD_SIZE', 1)}"
     yield "auto, 2 workers", lambda: start.choose("auto", 2)
@@ -225,6 +227,11 @@ def _allocator() -> str:
     if malloc.keep_freed_memory():
         return "glibc's, set to keep freed memory in workers (GRIDWISE_MALLOC=off leaves it alone)"
     return "left alone (GRIDWISE_MALLOC=off, or not glibc)"
+
+
+def _memory_of_tiles() -> str:
+    with page_pool(1) as is_there:
+        return "used again on the CPU" if is_there else "fresh each time on the CPU, which is slower: no C++ compiler here"
 
 
 def _settings() -> str:

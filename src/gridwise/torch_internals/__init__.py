@@ -15,5 +15,6 @@ meta_kernels   on which device kernels for meta tensors take them to be
 modules        hooks of modules, calls that are never compiled
 autograd       nodes of autograd, gradients in one message, the norm that torch clips them by
 compiler       the compiler around a call, without importing it; a graph as machine code
+page_pool      an allocator for tensors of the CPU, in C++
 distributed    whole checkpoints of torch.distributed, blocks of its tensors; `comm_hooks`: its hooks for gradients
 """

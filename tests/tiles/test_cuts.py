@@ -34,7 +34,7 @@ def test_pages_are_at_least_those_that_hold_an_element(data: st.DataObject) -> N
     box = Box.of_intervals([(a, max(a + 1, b)) for a, b in ends])
     touched = torch.arange(torch.Size(shape).numel()).view(shape)[box.slices] * 8 // PAGESIZE
     found = pages_of(shape, box, 8)
-    assert found >= touched.unique().numel() - 1, "where it begins in a page is not counted"
+    assert 2 * found >= touched.unique().numel(), "where a run begins in a page is not counted"
 
 
 def test_a_cut_through_rows_costs_more_pages_than_one_between_them() -> None:

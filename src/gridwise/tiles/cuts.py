@@ -62,6 +62,8 @@ def _neediest(stage: Stage, counts: Sequence[int], backward: bool) -> Box:
     return box
 
 
+IN_VAIN = 8
+"""If a few needy tiles ask for so many times more tiles, these few are let be: cutting hardly makes them smaller."""
 FEW = 64
 """Up to so many tiles are all looked at."""
 
@@ -83,10 +85,15 @@ def cut(stage: Stage, memory: int | None, backward: bool, tile: Shape | None) ->
 
 
 def _cut(stage: Stage, memory: int | None, start: tuple[int, ...], backward: bool) -> tuple[int, ...]:
+    first = None
     while True:
         counts = _fitting(stage, memory, start, backward)
+        first = first or counts
         if memory is None or largest(stage, counts, backward) > memory:
             return counts  # as far as it goes
+        if prod(counts) > IN_VAIN * prod(first):
+            stage.needy.clear()
+            return first
         worst = _neediest(stage, counts, backward)
         if footprint(stage, worst, backward) <= memory:
             return counts

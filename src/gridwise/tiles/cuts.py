@@ -62,7 +62,7 @@ def _neediest(stage: Stage, counts: Sequence[int], backward: bool) -> Box:
     return box
 
 
-IN_VAIN = 8
+IN_VAIN = 64
 """If a few needy tiles ask for so many times more tiles, these few are let be: cutting hardly makes them smaller."""
 FEW = 64
 """Up to so many tiles are all looked at."""

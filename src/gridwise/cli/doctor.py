@@ -231,7 +231,9 @@ def _allocator() -> str:
 
 def _memory_of_tiles() -> str:
     with page_pool(1) as is_there:
-        return "used again on the CPU" if is_there else "fresh each time on the CPU, which is slower: no C++ compiler here"
+        return (
+            "used again on the CPU" if is_there else "fresh each time on the CPU, which is slower: no C++ compiler here"
+        )
 
 
 def _settings() -> str:

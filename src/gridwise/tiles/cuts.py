@@ -63,7 +63,7 @@ def _neediest(stage: Stage, counts: Sequence[int], backward: bool) -> Box:
 
 
 IN_VAIN = 64
-"""If a few needy tiles ask for so many times more tiles, these few are let be: cutting hardly makes them smaller."""
+"""If needy tiles ask for so many times more tiles, or are so many, they are let be: cutting hardly makes them smaller."""
 FEW = 64
 """Up to so many tiles are all looked at."""
 
@@ -85,14 +85,14 @@ def cut(stage: Stage, memory: int | None, backward: bool, tile: Shape | None) ->
 
 
 def _cut(stage: Stage, memory: int | None, start: tuple[int, ...], backward: bool) -> tuple[int, ...]:
-    first = None
+    first, known = None, len(stage.needy)
     while True:
         counts = _fitting(stage, memory, start, backward)
         first = first or counts
         if memory is None or largest(stage, counts, backward) > memory:
             return counts  # as far as it goes
-        if prod(counts) > IN_VAIN * prod(first):
-            stage.needy.clear()
+        if prod(counts) > IN_VAIN * prod(first) or len(stage.needy) > IN_VAIN:
+            del stage.needy[known:]
             return first
         worst = _neediest(stage, counts, backward)
         if footprint(stage, worst, backward) <= memory:
